@@ -229,7 +229,7 @@ gpu-kit: setup  ## Prepare .gpu, which gpu-bench needs on a bare machine
 	@$(BIN)/python -W ignore benchmarks/gpu/prepare.py
 
 # On a machine without an environment: with its own Python, and the wheels of gpu-kit.
-gpu-bench:  ## Measure on a GPU, in 8 minutes; ARGS="--parts facts,sd3"
+gpu-bench:  ## Measure on a GPU, in two calls of 7 minutes: ARGS=first, ARGS=second
 	@$(or $(wildcard $(BIN)/python),$(PYTHON)) -W ignore benchmarks/gpu/run.py $(ARGS)
 
 $(BENCH)/.installed: benchmarks/requirements.lock | setup

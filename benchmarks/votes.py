@@ -36,7 +36,7 @@ from visual_grpo.evaluation.samples import distinct_prompts, image_seed
 from visual_grpo.models.run_spec import RunSpec, resolve
 from visual_grpo.pipelines.vote import find_pairs
 from visual_grpo.rewards.catalogue import build_reward
-from visual_grpo.rewards.votes.choices import FIRST, SECOND, Choice, append_line
+from visual_grpo.rewards.votes.choices import FIRST, SECOND, Choice, Pair, append_line
 from visual_grpo.rewards.votes.votes_reward import fitted_head
 from visual_grpo.starter.worlds import SHAPES
 from visual_grpo.training import components
@@ -117,19 +117,24 @@ def _changed(config: Parameters, seed: int, folder: Path, arguments: argparse.Na
     )
 
 
+def _pairs(config: Parameters, records: RecordTable, file: Path) -> list[Pair]:
+    """Generates pairs of the base model's pictures; there is no adapter."""
+    return find_pairs(resolve(config), records, file, Path(), (Path(), Path()))
+
+
 def _vote(config: Parameters, records: RecordTable, seed: int, file: Path, arguments: argparse.Namespace) -> Any:
     """Simulates the choices; what it returns says how often a head agrees with the truth on other pairs."""
     known = {record.id: record for record in records.split("train")}
     generator = torch.Generator().manual_seed(seed)
     other = config.model_copy(update={"vote": config.vote.model_copy(update={"seed": seed + 1000, "pairs": 100})})
-    for pair in find_pairs(resolve(config), records, file):
+    for pair in _pairs(config, records, file):
         images = [to_tensor(read_image(file.parent / name)) for name in (pair.first, pair.second)]
         first, second = _truth([known[pair.record]] * 2, images, arguments.truth)
         turned = float(torch.rand(1, generator=generator)) < arguments.noise
         said = FIRST if (first > second) != turned else SECOND
         choice = Choice(of=pair, voter="simulated", choice=said, shown_left=FIRST, at="2026-01-01T00:00:00+00:00")
         append_line(file, choice.line())
-    unseen = find_pairs(resolve(other), records, file)
+    unseen = _pairs(other, records, file)
 
     def agreed(head: Any) -> float:
         from visual_grpo.rewards.votes.head import pixel_features

@@ -114,7 +114,7 @@ def _cp(words: list[str], project: Path) -> None:
 
 
 def _dvc(words: list[str], project: Path) -> None:
-    verbs = {"exp": ("run", "show"), "metrics": ("show",), "plots": ("show",)}
+    verbs = {"exp": ("run", "show"), "metrics": ("show",), "plots": ("show", "diff")}
     if words[1] not in verbs:
         _tool("repro")(words, project)
         return

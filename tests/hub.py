@@ -1,11 +1,11 @@
-"""A hub with one repository, spoken to by the real client; afterwards nobody answers."""
+"""A hub with a repository or two, spoken to by the real client; afterwards nobody answers."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -17,7 +17,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 RESET = (0, "reset")
 """Refuses by a connection that is reset in the middle of a file of weights."""
-FILES = (503, "Files")
+FILES = (403, "Files")
 """Refuses files only, and says what they are."""
 _SAYS_WHAT_IT_HAS = {"GatedRepo", FILES[1], RESET[1]}
 
@@ -84,14 +84,20 @@ class Repository:
 
 
 class Hub(ThreadingHTTPServer):
-    repository: Repository
+    repositories: list[Repository]
 
 
 class Handler(BaseHTTPRequestHandler):
     server: Hub
 
+    @property
+    def repository(self) -> Repository:
+        """The one that the request names; the first for a name that no repository has."""
+        first, *others = self.server.repositories
+        return next((other for other in others if f"/{other.name}/" in f"{unquote(self.path)}/"), first)
+
     def do_GET(self) -> None:
-        repository, url = self.server.repository, urlsplit(self.path)
+        repository, url = self.repository, urlsplit(self.path)
         path = unquote(url.path)
         revision, _, file = path.partition("/resolve/")[2].partition("/")
         api, asked = f"/api/{repository.kind}/{repository.name}", parse_qs(url.query)
@@ -130,7 +136,7 @@ class Handler(BaseHTTPRequestHandler):
         headers = {
             "Content-Length": str(len(content)),
             "ETag": f'"{tag}"',
-            "X-Repo-Commit": self.server.repository.commit,
+            "X-Repo-Commit": self.repository.commit,
         }
         told = {"X-Error-Code": code, "X-Error-Message": code, "Location": location}
         for header in (headers | {name: value for name, value in told.items() if value}).items():
@@ -150,19 +156,21 @@ def hub(
     refused: tuple[int, str] | None = None,
     kind: Literal["models", "datasets"] = "models",
     former: str | None = None,
+    beside: Mapping[str, Path] | None = None,
 ) -> Iterator[list[str]]:
     """Serves ``folder`` as the repository ``name``, whose main is at ``commit``; yields the files that were downloaded.
 
     With ``refused`` it is refused with this status and the hub's code for it, or by `RESET` or `FILES`. ``former`` is
-    an earlier name.
+    an earlier name. ``beside`` are models that nobody is refused, by their names.
     """
     server = Hub(("127.0.0.1", 0), Handler)
-    server.repository = Repository(name, folder, commit, refused, kind, former)
+    server.repositories = [Repository(name, folder, commit, refused, kind, former)]
+    server.repositories += [Repository(*each, commit, None, "models", None) for each in (beside or {}).items()]
     thread = threading.Thread(target=server.serve_forever, args=(0.02,))
     thread.start()
     try:
         with hub_at(f"http://127.0.0.1:{server.server_port}"):
-            yield server.repository.asked
+            yield server.repositories[0].asked
     finally:
         server.shutdown()
         thread.join()

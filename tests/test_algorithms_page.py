@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from visual_grpo.common import decisions
-from visual_grpo.common.decisions import GaussianLikelihoods, Matches
+from visual_grpo.common.decisions import GaussianLikelihoods
 from visual_grpo.common.types import Rollout, Scores, TrainBatch
 from visual_grpo.config import GRPOConfig
 from visual_grpo.grpo import signal_check
@@ -104,8 +104,8 @@ def test_the_tables() -> None:
     assert set(stated) == set(LOSSES)
     for name, kind in LOSSES.items():
         clips = [vars(kind()).get(clip) for clip in ("clip_low", "clip_high")]
-        shown = ["none" if clip is None else f"{clip:f}".rstrip("0") for clip in clips]
-        ratio = "none" if kind.needs is Matches else "per row" if kind.whole_rows else "per decision"
+        shown = ["none" if clip is None else f"{clip:f}".rstrip("0").rstrip(".") for clip in clips]
+        ratio = "none" if name == "nft" else "per row" if kind.whole_rows else "per decision"
         assert stated[name] == [ratio, *shown, kind.advantage_scale]
     assert f"Log-ratios above {decisions.MAX_LOG_RATIO:g} are cut to {decisions.MAX_LOG_RATIO:g}" in PAGE
 

@@ -186,7 +186,7 @@ def test_the_page_of_metrics_names_every_metric_and_no_other() -> None:
 def test_the_page_of_metrics_names_the_results_of_a_run() -> None:
     text = (DOCS / "metrics.md").read_text(encoding="utf-8")
     numbers = dict.fromkeys(("baseline", "trained", "difference", "ci_low", "ci_high"), 1.0)
-    verdict = {"unscored_trained": 0, "unscored_baseline": 0, "control": numbers, "task": numbers}
+    verdict = {"unscored_trained": 0, "unscored_baseline": 0, "prompts": 1, "control": numbers, "task": numbers}
     verdict |= {"judges": [numbers | {"name": "NAME"}]}
     assert set(result_metrics({**numbers, **verdict})) == explained_in(
         text.split("## Result", 1)[1].split("## The verdict", 1)[0]

@@ -91,12 +91,10 @@ def test_only_what_changed_runs_and_a_fresh_clone_trains_nothing(project: Path, 
 def test_metrics_and_plots_show_the_result(project: Path) -> None:
     repro(project)
     [metrics] = json.loads(call(project, ".venv/bin/dvc metrics show --json"))[""]["data"].values()
-    assert {"baseline", "trained", "difference"} <= metrics["data"]["total"].keys()
+    assert {"gain", "low", "high"} <= metrics["data"].keys()
     call(project, ".venv/bin/dvc plots show --out shown")
     page = (project / "shown/index.html").read_text(encoding="utf-8")
-    for column in ("reward/total", "eval/total"):
-        assert f'"{column}"' in page
-    assert len(re.findall(r"<img ", page)) == 1
+    assert len(re.findall(r"<img ", page)) == 2, "pictures, since charts would need scripts of the network"
 
 
 def test_a_training_that_was_killed_goes_on_and_ends_with_the_same_adapter(project: Path, tmp_path: Path) -> None:
@@ -136,7 +134,7 @@ def test_an_experiment_with_another_parameter_runs_and_is_shown(project: Path) -
     column = "baseline.evaluation.images_per_prompt"  # DVC names the file only where two have the same parameter.
     images = {row["Experiment"] or row["rev"]: row[column] for row in rows}
     assert images == {"workspace": "2", "main": "1", "more": "2"}
-    assert all(float(row["total.trained"]) for row in rows)
+    assert all(float(row["trained"]) for row in rows)
 
 
 def test_another_environment_and_own_data_have_their_own_stages(project: Path) -> None:

@@ -20,7 +20,7 @@ kedro run --pipeline=plan
 kedro run --pipeline=promote || [ $? = 3 ]  # Not better, so not promoted.
 kedro run --pipeline=reproduce --params=run=latest
 python -m visual_grpo.operations.lineage latest
-python -m visual_grpo.tracking.sync
+rm mlflow.db && python -m visual_grpo.tracking.sync
 python -m visual_grpo.operations.retraining || [ $? = 3 ]
 
 """
@@ -49,4 +49,5 @@ def test_every_command_follows_a_catalog_that_moves_everything(tmp_path: Path) -
     made = {name for name in moved if (project / moved[name]["filepath"]).exists()}
     unmade = {"negative_labels", "votes", "rollback_result", "publication", "gpu_check", "model_check"}
     assert made == moved.keys() - unmade
+    assert "added to MLflow: training of" in printed
     assert "Reproduced: every file of the adapters and every metric is the run's" in printed

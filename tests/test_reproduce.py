@@ -111,7 +111,7 @@ def test_a_signal_leaves_neither_process_nor_worktree(project: Path) -> None:
     with subprocess.Popen(REPRODUCE.split(), cwd=project, env=environment(project), **pipes) as process:
         assert process.stdout is not None
         for line in process.stdout:
-            if "draw_baseline" in line:
+            if "generate_baseline" in line:
                 break
         [place] = temporary() - before
         assert _working_in(place)

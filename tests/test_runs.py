@@ -197,7 +197,7 @@ pathlib.Path("out.json").write_text(json.dumps(out))
 
 
 CATALOG = """
-draft: {type: visual_grpo.data.datasets.Draft}
+draft: {type: visual_grpo.data.datasets.GivenPath}
 report: {type: json.JSONDataset, filepath: data/report.json, metadata: {made_by: make}}
 base_model: {type: json.JSONDataset, filepath: data/06_models/base_model.json, metadata: {made_by: starter}}
 records:

@@ -18,10 +18,10 @@ pytestmark = pytest.mark.slow
 ENDLESS = "grpo.steps=500,grpo.learning_rate=2e-4"
 PHASES = {
     "starter": ("Pretraining", "--pipeline=starter --params=output=data/other,starter.dit_steps=100000"),
-    "baseline": ("draw_baseline", "--pipeline=baseline"),
+    "baseline": ("generate_baseline", "--pipeline=baseline"),
     "signal check": ("Signal check:", "--pipeline=train --params=policy.signal_check.rollouts=100000"),
     "training": ("train ", f"--pipelines=baseline,train --params={ENDLESS}"),
-    "evaluation": ("draw_trained", "--pipeline=evaluate"),
+    "evaluation": ("generate_trained", "--pipeline=evaluate"),
 }
 """Phase -> what is printed when it has begun, and the command."""
 

@@ -1,44 +1,43 @@
-"""A step of Stable Diffusion 3.5 medium beside one of a plain loop in the manner of Flow-GRPO (arXiv 2505.05470).
+"""A step of a plain loop in the manner of Flow-GRPO (arXiv 2505.05470), on the weights of a trainer of this project.
 
-The plain loop encodes each prompt once for every image, starts each image from its own noise, runs both branches of
-guidance in one forward under autocast with peft's LoRA in float32, takes the KL from a forward without the adapter, and
-accumulates gradients over micro-batches. Both have the same weights, LoRA, prompts, steps and trained steps, on one
-device and in turns; the formula of the stochastic step is the project's.
+The plain loop starts each image from its own noise, runs both branches of guidance in one forward under autocast with
+peft's LoRA in float32, takes the KL from a forward without the adapter, and accumulates gradients over micro-batches.
+Prompts, steps and trained steps are the trainer's, and so are the parts that cost the same: it encodes a prompt once,
+calls the transformer as the family does, and has the project's formula of the stochastic step. Qwen-Image's branches
+run one after the other, since its guidance asks for the norms of both.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
-from cases import released
-from recording import Machine, Recorder, peft_lora, timed
+from recording import peft_lora
 from torch import Tensor
 
+from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import Parameters
 from visual_grpo.grpo.losses import group_advantages
-from visual_grpo.grpo.sampling import PromptOrder
+from visual_grpo.models.flow.parts import TextConditions
 from visual_grpo.models.flow.transitions import log_prob, ode_step, transition, transition_kl
-from visual_grpo.operations.plan.dry_run import planned_model, planned_trainer, records_for
 
 KL, CLIP = 0.04, 1e-4
 
 
 class PlainLoop:
-    """One step after the other; ``batch`` rows are denoised at a time, ``micro`` rows go backward."""
+    """One step after the other; rows are denoised and go backward in the batches of the configuration."""
 
-    def __init__(self, policy: Any, config: Parameters, records: Any, *, batch: int, micro: int) -> None:
-        model, self.adapter = policy.model, policy.adapter
-        self.pipeline, self.network = model.pipeline, model.transformer
-        self.config, self.batch, self.micro = config, batch, micro
-        group = config.grpo.group_size
-        self.texts = [record.prompt for record in records for _ in range(group)]
-        rewards = torch.arange(len(self.texts), dtype=torch.float32) % 7
-        self.advantages = group_advantages(rewards, group, scale="batch")
-        self.shape = (len(self.texts), *model.latent_shape)
+    def __init__(self, policy: Any, config: Parameters, records: Sequence[PromptRecord], samples: int) -> None:
+        """``samples`` of each record."""
+        self.model, self.adapter, self.network = policy.model, policy.adapter, policy.model.transformer
+        self.config, self.records = config, records
+        self.batch, self.micro = config.policy.denoise_batch, config.grpo.micro_batch_size or samples
+        self.entries = torch.arange(len(records)).repeat_interleave(samples)
+        self.advantages = group_advantages(torch.arange(len(self.entries)).float() % 7, samples, scale="batch")
         steps, self.guidance = config.sampling.rollout.denoising()
-        self.schedule = model.schedule(steps)
+        self.schedule = self.model.schedule(steps)
         self.trained = range(config.policy.flow.stochastic_steps(steps))
         self.device, self.half = self.network.device, getattr(torch, config.model.dtype)
         self.parameters = [parameter for parameter in self.network.parameters() if parameter.requires_grad]
@@ -48,36 +47,22 @@ class PlainLoop:
 
     def step(self) -> None:
         with peft_lora(self.network):
-            self._step()
-
-    def _step(self) -> None:
-        texts = self._encoded()
-        states, old = self._drawn(texts)
-        with torch.no_grad():
-            vae = self.pipeline.vae
+            conditions = self.model.conditions(self.records, range(len(self.records)), self.guidance)
+            states, old = self._drawn(conditions)
             for latents in states[-1].split(self.config.policy.decode_batch):
-                latents = latents / vae.config.scaling_factor + vae.config.shift_factor
-                vae.decode(latents.to(vae.dtype), return_dict=False)[0].cpu()
-        self._update(texts, states, old)
+                self.model.pixels(latents)
+            self._update(conditions, states, old)
 
-    def _encoded(self) -> tuple[Tensor, Tensor]:
-        """Embeddings [2, B, L, D] and pooled ones [2, B, P], the unconditional half first."""
-        length = self.config.model.options.get("max_sequence_length", 256)
-        with torch.no_grad():
-            embeds, negative, pooled, negative_pooled = self.pipeline.encode_prompt(
-                self.texts, None, None, do_classifier_free_guidance=True, max_sequence_length=length
-            )
-        return torch.stack([negative, embeds]), torch.stack([negative_pooled, pooled])
-
-    def _drawn(self, texts: tuple[Tensor, Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        """States before and after each step, each [B, C, h, w]; log-probs of the trained steps, each [B]."""
-        states, old = [torch.randn(self.shape, device=self.device)], []
+    @torch.no_grad()
+    def _drawn(self, conditions: Any) -> tuple[list[Tensor], list[Tensor]]:
+        """States before and after each step, each [B, C, ...]; log-probs of the trained steps, each [B]."""
+        states = [torch.randn(len(self.entries), *self.model.latent_shape, device=self.device)]
+        old = []
         for number in range(len(self.schedule)):
             following, found = [], []
-            for rows in torch.arange(self.shape[0]).split(self.batch):
+            for rows in torch.arange(len(self.entries)).split(self.batch):
                 state = states[-1][rows]
-                with torch.no_grad():
-                    velocity = self._velocity(state, number, texts, rows)
+                velocity = self._velocity(state, number, conditions, rows)
                 if number in self.trained:
                     mean, std = self._transition(velocity, state, number)
                     following.append(mean + std * torch.randn_like(mean))
@@ -88,14 +73,14 @@ class PlainLoop:
             old += [torch.cat(found)] if found else []
         return states, old
 
-    def _update(self, texts: tuple[Tensor, Tensor], states: list[Tensor], old: list[Tensor]) -> None:
-        count = self.shape[0]
+    def _update(self, conditions: Any, states: list[Tensor], old: list[Tensor]) -> None:
+        count = len(self.entries)
         for number in self.trained:
             for rows in torch.arange(count).split(self.micro):
                 state, advantages = states[number][rows], self.advantages[rows].to(self.device)
-                mean, std = self._transition(self._velocity(state, number, texts, rows), state, number)
+                mean, std = self._transition(self._velocity(state, number, conditions, rows), state, number)
                 with torch.no_grad(), self.adapter.disabled():
-                    base, _ = self._transition(self._velocity(state, number, texts, rows), state, number)
+                    base, _ = self._transition(self._velocity(state, number, conditions, rows), state, number)
                 log_ratio = log_prob(states[number + 1][rows], mean, std) - old[number][rows]
                 ratio = log_ratio.exp()
                 clipped = ratio.clamp(1 - CLIP, 1 + CLIP)
@@ -109,17 +94,13 @@ class PlainLoop:
         self.scaler.update()
         self.optimizer.zero_grad()
 
-    def _velocity(self, state: Tensor, number: int, texts: tuple[Tensor, Tensor], rows: Tensor) -> Tensor:
-        embeds, pooled = (part[:, rows].flatten(0, 1) for part in texts)
+    def _velocity(self, state: Tensor, number: int, conditions: Any, rows: Tensor) -> Tensor:
+        entries, timestep = self.entries[rows], self.schedule.timesteps[number]
         with torch.autocast(self.device.type, self.half):
-            both = self.network(
-                hidden_states=torch.cat([state, state]).to(self.half),
-                timestep=torch.full((2 * len(rows),), self.schedule.timesteps[number], device=self.device),
-                encoder_hidden_states=embeds,
-                pooled_projections=pooled,
-                return_dict=False,
-            )[0]
-        away, towards = both.float().chunk(2)
+            if not isinstance(conditions, TextConditions) or conditions.negative is None:
+                return self.model.velocity(conditions, entries)(state, timestep).float()
+            field = self.model.velocity(one_forward(conditions), torch.cat([0 * entries, 1 + entries]))
+            away, towards = field(torch.cat([state, state]), timestep).float().chunk(2)
         return away.detach() + self.guidance * (towards - away.detach())
 
     def _transition(self, velocity: Tensor, state: Tensor, number: int) -> tuple[Tensor, float]:
@@ -127,36 +108,11 @@ class PlainLoop:
         return transition(velocity, state, sigma, following, self.config.policy.flow.noise, "sde")
 
 
-def run(rows: Recorder, machine: Machine, name: str) -> None:
-    """In turns: ours and the plain loop with our batches, then the plain loop with large ones."""
-    config = released(name, machine)
-    lenient = config.grpo.model_copy(update={"ratio_tolerance": 1e9, "non_finite": "skip"})  # The weights are random.
-    trainer = planned_trainer(planned_model(config.model_copy(update={"grpo": lenient}), measured=True))
-    group, policy = config.grpo.group_size, config.policy
-    spent: dict[str, float] = {}
-    ours = {"batch": policy.denoise_batch, "micro": config.grpo.micro_batch_size or group}
-    with records_for(config.data, config.plan.prompt_words, config.grpo.prompts_per_step) as records:
-
-        def step() -> None:
-            trainer.take_step(records, PromptOrder(records, trainer.seed))
-
-        def plain(label: str, **sizes: int) -> None:
-            with rows.guarded(label):
-                loop = PlainLoop(trainer.policy, config, records, **sizes)
-                add(label, loop.step, **sizes)
-                rows.add("plain loop's ratios", loop=label, largest_log_ratio=float(loop.largest_log_ratio))
-
-        def add(label: str, work: Callable[[], None], **sizes: int) -> None:
-            if label not in spent:
-                work()  # Libraries choose their kernels.
-            seconds, peak = timed(machine, work)
-            first = spent.setdefault("ours", seconds)
-            rows.add(
-                "steps beside a plain loop", loop=label, seconds=seconds, of_ours=seconds / first, gb=peak, **sizes
-            )
-
-        for _ in range(2):
-            add("ours", step, **ours)
-            plain("plain, our batches", **ours)
-        trainer.policy.model.transformer.disable_gradient_checkpointing()
-        plain("plain, all rows at a time, no checkpointing", batch=group, micro=min(group, 6))
+def one_forward(conditions: TextConditions[Any]) -> TextConditions[Any]:
+    """The negative prompt as the first entry, without guidance."""
+    return replace(
+        conditions,
+        prompts=[conditions.negative, *conditions.prompts],
+        negative=None,
+        references=[*conditions.references[:1], *conditions.references],
+    )

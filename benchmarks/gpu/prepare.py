@@ -33,6 +33,8 @@ MOST = 64
 """MiB that travel."""
 TARGET = {"python_version": "3.12", "python_full_version": "3.12.3", "sys_platform": "linux"}
 CARRIED = (HERE / "carried.txt").read_text(encoding="utf-8").split()
+LIBRARIES = ("_cpu.so", "_cuda130.so")
+"""Of bitsandbytes, which has one for each version of CUDA; the rest take 40 MiB."""
 SOURCE_ONLY = ["antlr4-python3-runtime"]
 """Published without a wheel."""
 
@@ -64,6 +66,7 @@ def download_wheels(folder: Path) -> None:
     # Kedro reads the entry points of an installed package; the code itself travels with git.
     leave_out(folder, "visual_grpo", lambda name: ".dist-info/" not in name)
     leave_out(folder, "mlflow", lambda name: name.startswith("mlflow/server/js/"))
+    leave_out(folder, "bitsandbytes", lambda name: "/libbitsandbytes_" in name and not name.endswith(LIBRARIES))
 
 
 def leave_out(folder: Path, package: str, unwanted: Callable[[str], bool]) -> None:
@@ -78,8 +81,9 @@ def leave_out(folder: Path, package: str, unwanted: Callable[[str], bool]) -> No
 
 
 def locked() -> dict[str, str]:
-    """The versions of requirements.lock on the machine, by name."""
-    lines = (ROOT / "requirements.lock").read_text(encoding="utf-8").splitlines()
+    """The versions of the locks on the machine, by name."""
+    locks = ("requirements.lock", "quantised.lock")
+    lines = [line for lock in locks for line in (ROOT / lock).read_text(encoding="utf-8").splitlines()]
     found = [Requirement(line.rstrip(" \\")) for line in lines if line[:1].isalnum()]
     return {each.name: str(each.specifier)[2:] for each in found if not each.marker or each.marker.evaluate(TARGET)}
 
@@ -88,7 +92,7 @@ def write_plans(file: Path) -> None:
     of = hashlib.sha256((git("rev-parse", "HEAD:src", "HEAD:conf") + git("diff", "HEAD", "src", "conf")).encode())
     if file.is_file() and json.loads(file.read_text(encoding="utf-8"))["of"] == of.hexdigest():
         return
-    machine = Machine(device="cuda", tiny=False, work=KIT, until=math.inf, plans={}, card={})
+    machine = Machine(device="cuda", tiny=False, work=KIT, out=KIT, until=math.inf, plans={}, card={})
     plans = {}
     for name in RELEASED:
         print(f"Planning {name}", flush=True)

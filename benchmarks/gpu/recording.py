@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import json
 import math
@@ -26,6 +27,8 @@ class Machine:
     """Small models in the place of the released ones, to try all of this on a CPU."""
     work: Path
     """Scratch folder of this process."""
+    out: Path
+    """Folder of the results, for what is more than numbers."""
     until: float
     """``time.monotonic()`` at which the part is killed; processes of one machine have one clock."""
     plans: dict[str, Any]
@@ -40,6 +43,13 @@ class Machine:
     def left(self) -> float:
         """Seconds until the part is killed."""
         return self.until - time.monotonic()
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Waits until no other process times a step, and keeps them from it inside."""
+        with (self.work.parent / "turn").open("w") as turn:
+            fcntl.flock(turn, fcntl.LOCK_EX)  # Released when the file is closed.
+            yield
 
 
 class Recorder:
@@ -78,17 +88,6 @@ def seconds_of(work: Callable[[], Any]) -> float:
     """Median wall seconds of a call after a warm-up, with the device waited for before and after."""
     work()
     return float(Timer("work()", globals={"work": work}).blocked_autorange(min_run_time=0.3).median)
-
-
-@contextmanager
-def tf32(on: bool = True) -> Iterator[None]:
-    """Lets float32 matrix products run in TF32 in the block."""
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = on
-    try:
-        yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
 
 
 @contextmanager

@@ -1,8 +1,9 @@
 """Measures this project on a GPU: every part in its own process, with a time limit; tables last, JSON beside.
 
-    make gpu-bench                                               # 470 seconds, all parts
-    python benchmarks/gpu/run.py --seconds 200 --parts facts,sd3
-    python benchmarks/gpu/run.py --device cpu --tiny --seconds 1500
+    make gpu-bench ARGS=first                        # 430 seconds
+    make gpu-bench ARGS=second                       # 430 seconds
+    python benchmarks/gpu/run.py --seconds 200 facts sd3
+    python benchmarks/gpu/run.py --device cpu --tiny --seconds 3000
 
 The folder ``--out`` gets results.json (every row), tables.txt and log.txt after each part. Where diffusers is missing,
 the wheels of `make gpu-kit` are installed into a folder of their own first.
@@ -21,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing import get_context
 from multiprocessing.process import BaseProcess
@@ -43,35 +44,50 @@ _ENVIRONMENT = {
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # Asks the driver: CUDA that is started before a fork is lost to it.
     "TOKENIZERS_PARALLELISM": "false",
 }
-PRELOADED = ["correct", "facts", "full_runs", "models", "plain_loop", "variants"]
+PRELOADED = ["correct", "facts", "models"]
 
 
 @dataclass(frozen=True)
 class Part:
-    function: str
-    """package:function(rows, machine, job)."""
     seconds: float
     """Most that it may take."""
-    jobs: tuple[str, ...]
-    """Each in its own process; several run at a time only where their seconds mean nothing."""
+    jobs: Mapping[str, str]
+    """Name -> package:function(rows, machine, name), each in its own process. Several run at a time only where their
+    seconds mean little."""
 
 
+def _model(name: str, seconds: float) -> dict[str, Part]:
+    return {name: Part(seconds, {name: "models:run"})}
+
+
+FIRST = {
+    "facts": Part(20, {"facts": "facts:run"}),
+    **_model("sd3", 170),
+    **_model("z_image", 60),
+    **_model("flux", 70),
+    **_model("qwen_image", 80),
+    **_model("wan", 60),
+    **_model("ltx", 50),
+    **_model("flux2_klein", 150),
+}
+SECOND = {
+    # Fewer bits are asked for memory and errors: their seconds, beside the learning, are an upper bound.
+    "learning": Part(
+        300, {"learning": "learning:run", "flux2_klein_8bit": "models:run", "flux2_klein_4bit": "models:run"}
+    ),
+    **_model("glm_decoder", 60),
+    # One is timed while the other compiles.
+    "tokens": Part(200, {"qwen_vl_3b": "models:run", "glm": "models:run"}),
+}
 SMALL = ("sam2", "sd3", "qwen2_5_vl", "glm_image", "flux2_klein", "z_image", "flux", "qwen_image")
+ON_REQUEST = {"correct": Part(90, dict.fromkeys(SMALL, "correct:run"))}
 TRIED = 3
 """Jobs of a part where all is tiny; the tests have the other families."""
-PARTS = {
-    "facts": Part("facts:run", 25, ("facts",)),
-    "correct": Part("correct:run", 90, SMALL),
-    "sd3": Part("models:run", 35, ("sd3",)),
-    "plain_loop": Part("plain_loop:run", 80, ("sd3",)),
-    "qwen_vl_3b": Part("models:run", 75, ("qwen_vl_3b",)),
-    "flux2_klein": Part("models:run", 45, ("flux2_klein",)),
-    "glm": Part("models:run", 55, ("glm",)),
-    "z_image": Part("models:run", 45, ("z_image",)),
-    "variants": Part("variants:run", 130, ("sd3",)),
-    "kedro": Part("full_runs:run", 120, ("kedro",)),
-}
-"""In order of value: what does not fit into the seconds that are left is the last."""
+PARTS = FIRST | SECOND | ON_REQUEST
+GROUPS = {"first": FIRST, "second": SECOND}
+"""Parts in order of value: what does not fit into the seconds that are left is the last."""
+SECONDS = 430.0
+"""Of a group."""
 
 
 @dataclass(kw_only=True)
@@ -90,13 +106,13 @@ class Driver:
         first.start()
         first.join()
         print(f"imported: {self.end - time.monotonic():.0f} s are left", flush=True)
-        for name in self.options.parts.split(","):
+        for name in self.options.parts:
             self._run_part(name, PARTS[name])
             self._write()
 
     def _run_part(self, name: str, part: Part) -> None:
         until = min(time.monotonic() + part.seconds * (20 if self.options.tiny else 1), self.end)
-        waiting = list(part.jobs[: TRIED if self.options.tiny else None])
+        waiting = list(part.jobs)[: TRIED if self.options.tiny else None]
         running = dict[BaseProcess, tuple[str, float]]()
         while waiting or running:
             while waiting and len(running) < (os.cpu_count() or 1) and until - time.monotonic() > 10:
@@ -125,19 +141,19 @@ class Driver:
         given = {
             "device": self.options.device,
             "tiny": self.options.tiny,
+            "out": Path(self.options.out),
             "until": until,
             "plans": json.loads(plans.read_text(encoding="utf-8"))["plans"] if plans.is_file() else {},
             "card": {row["what"]: row["measured"] for row in self._rows() if row["table"] == "card"},
         }
         folder = self.work / f"{name}-{job}"
         folder.mkdir(exist_ok=True)
-        process: BaseProcess = self.context.Process(target=work, args=(part.function, name, job, folder, given))
+        process: BaseProcess = self.context.Process(target=work, args=(part.jobs[job], name, job, folder, given))
         process.start()
         return process
 
     def _rows(self) -> list[dict[str, Any]]:
-        parts = self.options.parts.split(",")
-        files = [file for part in parts for file in sorted(self.work.glob(f"{part}-*/rows.jsonl"))]
+        files = [file for part in self.options.parts for file in sorted(self.work.glob(f"{part}-*/rows.jsonl"))]
         lines = [line for file in files for line in file.read_text(encoding="utf-8").splitlines()]
         return [json.loads(line) for line in lines if line.endswith("}")]  # A kill may leave half a line.
 
@@ -212,14 +228,18 @@ def prepare_environment() -> None:
 
 def _arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=470, help="for all parts together")
-    parser.add_argument("--parts", default=",".join(PARTS), help="in this order; default: all of them")
+    parser.add_argument(
+        "parts", nargs="*", default=list(GROUPS), help="groups or parts, in this order; default: groups"
+    )
+    parser.add_argument("--seconds", type=float, help=f"for all parts together; default: {SECONDS:.0f} a group")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tiny", action="store_true", help="small models, to try all parts on a CPU")
     parser.add_argument("--out", default=os.environ.get("OUT", str(KIT / "out")), help="folder of the results")
     options = parser.parse_args(words)
-    if unknown := [name for name in options.parts.split(",") if name not in PARTS]:
-        parser.error(f"no such part: {', '.join(unknown)}; there are {', '.join(PARTS)}")
+    if unknown := [name for name in options.parts if name not in (*GROUPS, *PARTS)]:
+        parser.error(f"no such part: {', '.join(unknown)}; there are {', '.join([*GROUPS, *PARTS])}")
+    options.seconds = options.seconds or SECONDS * max(1, sum(name in GROUPS for name in options.parts))
+    options.parts = [part for name in options.parts for part in GROUPS.get(name, [name])]
     return options
 
 

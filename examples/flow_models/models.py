@@ -47,12 +47,15 @@ _GUIDANCE = 1.0
 
 
 def build_sd3(
-    vae: AutoencoderKL, longer_side: int, seed: int, tokenizer: PreTrainedTokenizerFast | None = None
+    vae: AutoencoderKL, longer_side: int, seed: int, tokenizer: PreTrainedTokenizerFast | None = None, **sizes: int
 ) -> StableDiffusion3Pipeline:
-    """The pipeline without T5, for images up to ``longer_side`` pixels a side; its transformer is untrained."""
+    """The pipeline without T5, for images up to ``longer_side`` pixels a side; its transformer is untrained.
+
+    ``sizes``: of the transformer, in the place of the small one's.
+    """
     tokenizer = tokenizer or build_tokenizer()
     return StableDiffusion3Pipeline(
-        transformer=build_sd3_transformer(longer_side, seed),
+        transformer=build_sd3_transformer(longer_side, seed, **sizes),
         scheduler=FlowMatchEulerDiscreteScheduler(shift=_SD3_SHIFT),
         vae=vae,
         text_encoder=build_clip(CLIPTextModelWithProjection, tokenizer, seed + _TEXT_SEED),
@@ -64,21 +67,29 @@ def build_sd3(
     )
 
 
-def build_sd3_transformer(longer_side: int, seed: int) -> SD3Transformer2DModel:
+def build_sd3_transformer(
+    longer_side: int,
+    seed: int,
+    *,
+    layers: int = 4,
+    heads: int = _HEADS,
+    head: int = _HEAD_WIDTH,
+    patch: int = _SD3_PATCH,
+) -> SD3Transformer2DModel:
     torch.manual_seed(seed)
     latents = longer_side // _LATENT_PIXELS
     model = SD3Transformer2DModel(
         sample_size=latents,
-        patch_size=_SD3_PATCH,
+        patch_size=patch,
         in_channels=LATENT_CHANNELS,
         out_channels=LATENT_CHANNELS,
-        num_layers=4,
-        attention_head_dim=_HEAD_WIDTH,
-        num_attention_heads=_HEADS,
+        num_layers=layers,
+        attention_head_dim=head,
+        num_attention_heads=heads,
         joint_attention_dim=2 * CLIP_WIDTH,
-        caption_projection_dim=_HEADS * _HEAD_WIDTH,
+        caption_projection_dim=heads * head,
         pooled_projection_dim=2 * CLIP_WIDTH,
-        pos_embed_max_size=latents // _SD3_PATCH,
+        pos_embed_max_size=latents // patch,
         qk_norm="rms_norm",
     )
     zero_layers(model, "norm1.linear", "norm1_context.linear", "^proj_out")

@@ -12,12 +12,15 @@ import torch.nn.functional as F
 from diffusers import AutoencoderKL, DiffusionPipeline
 from torch import Tensor, nn
 
+from visual_grpo.starter.glm_image.modules import build_vae
 from visual_grpo.starter.glm_image.pretrain_decoder import encode_normalised, faithful_vae
 from visual_grpo.starter.pretraining import Advance, Job, minimise, noised
 from visual_grpo.starter.shapes.dataset import Misreadings, misread
 from visual_grpo.starter.shapes.render import COMBINATIONS, draw_all
 
 Texts = TypeVar("Texts")
+_BATCH, _PEAK = 24, 2e-3
+"""Rows of a step of the small transformers' pretraining, and its largest learning rate."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +35,9 @@ class SmallFlowModel(Generic[Texts]):
     """(transformer, latents [B, C, h, w], noise level [B], texts, index of each row's text) -> [B, C, h, w]."""
     shift: float
     """The scheduler's shift: sigma = shift u / (1 + (shift - 1) u) of a uniform u."""
+    batch: int = _BATCH
+    """Rows of a step of the pretraining."""
+    peak_learning_rate: float = _PEAK
 
 
 def zero_layers(model: nn.Module, *names: str) -> None:
@@ -53,7 +59,7 @@ def normalise_latents(vae: AutoencoderKL, images: Tensor) -> Tensor:
     before and behind them.
     """
     latents = encode_normalised(vae, images)
-    mean, std = torch.tensor(vae.config.latents_mean), torch.tensor(vae.config.latents_std)
+    mean, std = (torch.tensor(vae.config[name], device=latents.device) for name in ("latents_mean", "latents_std"))
     vae.register_to_config(latents_mean=None, latents_std=None, scaling_factor=1.0, shift_factor=0.0)
     # The first convolution gives the means and then the log-variances of the latents.
     into, out, channels = vae.quant_conv, vae.post_quant_conv, len(mean)
@@ -76,7 +82,6 @@ MISREADINGS: Misreadings = {
 """
 _FAITHFUL_SHARE = 0.65
 """Share of the first steps, whose pictures show what the prompt says: words are learnt sooner without errors."""
-_BATCH = 24
 _UNCONDITIONAL_SHARE = 0.1
 """Rows that see the empty prompt, for classifier-free guidance."""
 
@@ -91,8 +96,10 @@ def pretrain_dit(
     misread: Callable[[int, random.Random], int],
     job: Job,
     advance: Advance,
+    batch: int = _BATCH,
+    peak_learning_rate: float = _PEAK,
 ) -> None:
-    """Trains ``dit`` in place as a rectified flow (`noised`).
+    """Trains ``dit`` in place as a rectified flow (`noised`), where it is.
 
     Args:
         velocity: As `SmallFlowModel.velocity`, of latents [B, C, ...].
@@ -107,14 +114,14 @@ def pretrain_dit(
     dit.train()
 
     def backward() -> None:
-        asked = choose.choices(range(scenes), k=_BATCH)
+        asked = choose.choices(range(scenes), k=batch)
         drawn = [misread(i, choose) for i in asked] if next(misreads) else asked
-        clean = latents[drawn, torch.randint(latents.shape[1], (_BATCH,), generator=generator)]
+        clean = latents[drawn, torch.randint(latents.shape[1], (batch,), generator=generator)]
         noisy, target, sigma = noised(clean, generator, shift)
         rows = [scenes if choose.random() < _UNCONDITIONAL_SHARE else i for i in asked]
         F.mse_loss(velocity(dit, noisy, sigma, texts, rows), target).backward()
 
-    minimise(backward, dit.parameters(), job, "dit", advance, peak_learning_rate=2e-3, warmup=40)
+    minimise(backward, dit.parameters(), job, "dit", advance, peak_learning_rate=peak_learning_rate, warmup=40)
     dit.eval().requires_grad_(False)
 
 
@@ -130,13 +137,13 @@ def misread_row(asked: int, rng: random.Random) -> int:
     return _INDEX[misread(COMBINATIONS[asked], rng, MISREADINGS)]
 
 
-def pretrain_flow(small: SmallFlowModel[Any], job: Job, advance: Advance) -> None:
-    """Saves a whole pipeline into ``job.folder``; deterministic on one thread."""
+def pretrain_flow(small: SmallFlowModel[Any], job: Job, advance: Advance, device: str = "cpu") -> None:
+    """Saves a whole pipeline into ``job.folder``; on a CPU, deterministic on one thread."""
     images = draw_all(_COPIES, job.height, job.width, job.seed + _DRAWING_SEED)
-    flat = images.flatten(0, 1)
-    vae = faithful_vae(flat, flat, job, advance)
+    flat = images.flatten(0, 1).to(device)
+    vae = faithful_vae(flat, flat, job, advance, lambda *given: build_vae(*given).to(device))
     latents = normalise_latents(vae, flat).unflatten(0, images.shape[:2])
-    pipeline: DiffusionPipeline = small.build(vae, max(job.height, job.width), job.seed)
+    pipeline: DiffusionPipeline = small.build(vae, max(job.height, job.width), job.seed).to(device)
     with torch.no_grad():
         texts = small.encode(pipeline, [combination.prompt for combination in COMBINATIONS] + [""])
     pretrain_dit(
@@ -148,5 +155,7 @@ def pretrain_flow(small: SmallFlowModel[Any], job: Job, advance: Advance) -> Non
         misread=misread_row,
         job=job,
         advance=advance,
+        batch=small.batch,
+        peak_learning_rate=small.peak_learning_rate,
     )
     pipeline.save_pretrained(job.folder)

@@ -269,7 +269,8 @@ def require_made_from(result: Provenance, where: Path, maker: str, **artifacts: 
     changed = [name for name, digest in artifacts.items() if made_from.get(name) != digest]
     if changed:
         raise UserError(
-            f"{' and '.join(changed)} have changed since {where} was made from them. Make it again.", remedy=maker
+            f"{where} was made from other {' and '.join(changed)} than the present ones. Make it again.",
+            remedy=maker,
         )
 
 

@@ -94,8 +94,12 @@ def test_parameters_with_their_rewards_spelled_out_mean_the_same():
     ("changes", "said"),
     [
         ({"reward": "taget"}, "Did you mean 'target'?"),
-        ({"reward": "listed"}, "nothing is rewarded: set reward to auto or one of text"),
-        ({"reward": None}, "nothing is rewarded: set reward to auto or one of text, target, edit"),
+        (
+            {"reward": "pick_score"},
+            "should be 'auto', 'pickscore', 'hps', 'clip', 'aesthetic', 'geneval', 'ocr', 'target'",
+        ),
+        ({"reward": "listed"}, "nothing is rewarded: set reward to auto or one of pickscore"),
+        ({"reward": None}, "nothing is rewarded: set reward to auto or one of pickscore, hps, clip"),
         ({"reward": "text", "modules": {"dit": {"rewards": {"pallete": 1}}}}, "names 'pallete', which is not in"),
         ({"reward": 3}, "reward = 3"),
     ],
@@ -109,5 +113,9 @@ def test_what_is_wrong_is_said(changes, said):
     assert said in str(refusal.value)
 
 
-def test_every_preset_is_of_built_in_rewards():
-    assert {name for preset in PRESETS.values() for name in preset.rewards} <= BUILT_IN.keys()
+def test_every_preset_is_of_built_in_rewards_and_workers():
+    for preset in PRESETS.values():
+        for name, entry in preset.rewards.items():
+            path = entry.get("options", {}).get("worker")
+            assert name in BUILT_IN if path is None else (ROOT / path / "worker.py").is_file()
+            assert entry.get("function", BUILT_IN["http"]) == BUILT_IN["http"]

@@ -74,7 +74,7 @@ def test_the_defaults_are_typed(defaults):
         (
             "rewards",
             {"shapes": {"only_where": {"judge": 0.5}, "clip": [0, 1]}, "rendering": {}, "judge": {"judge": True}},
-            "rewards.shapes.only_where names 'judge', a judge, which rollouts are not scored by",
+            "rewards.shapes.only_where names 'judge', a judge, and judges do not score rollouts",
         ),
         ("policy.decode_guidance_scale", True, "decode_guidance_scale = True: should be a number, not true or false"),
         ("rewards.shapes.clip", [True, None], "shapes.clip = [True, None]: should be a number, not true or false"),

@@ -22,8 +22,7 @@ from visual_grpo.common.digests import content_digest
 from visual_grpo.common.errors import Remedy, UserError
 from visual_grpo.common.files import new_folder, settled
 from visual_grpo.config import DataConfig
-from visual_grpo.config.presets import place
-from visual_grpo.data.datasets import FolderDataset, RecordsDataset
+from visual_grpo.data.datasets import FolderDataset, RecordsDataset, path_of
 from visual_grpo.data.manifest import write_manifest
 from visual_grpo.data.sources import find_records
 from visual_grpo.grpo.checkpoint import save_checkpoint
@@ -148,7 +147,10 @@ def test_a_kill_before_the_old_folder_was_removed_is_healed(dataset, save):
 
 
 READERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
-    "a dataset of the catalog": ("06_models/adapters", lambda folder: place(folder.parents[1], "adapters")),
+    "a dataset of the catalog": (
+        "06_models/adapters",
+        lambda folder: path_of(DataCatalog({"a": FolderDataset(filepath=str(folder))}), "a"),
+    ),
     "the parameter adapter": ("06_models/adapters", lambda folder: find_adapters(str(folder), Path("none"))),
     "its best step": ("06_models/adapters", lambda folder: find_adapters(f"{folder}/best", Path("none"))),
     "the digest of a base model": ("06_models/base", content_digest),

@@ -10,7 +10,9 @@ import pytest
 
 from tests.data.making import data_config
 from tests.data.test_layouts import refusal
-from tests.hub import FILES, hub, hub_at
+from tests.hub import COMMIT, FILES, hub, hub_at
+from visual_grpo.data.manifest import RecordTable
+from visual_grpo.data.preparation import Preparation
 from visual_grpo.data.record import Record
 from visual_grpo.data.sources import find_records
 
@@ -47,6 +49,14 @@ def test_a_local_folder_of_the_same_name_is_not_read(tmp_path: Path) -> None:
     repository(tmp_path / NAME, {"train.jsonl": '{"prompt": "from the local folder"}\n'})
     with hub(NAME, repository(tmp_path / "repository", ONE), kind="datasets"):
         assert prompts() == ["from the hub"]
+
+
+def test_the_commit_that_is_read_is_in_the_report(tmp_path: Path) -> None:
+    rows = "".join(f'{{"prompt": "a cat {number}"}}\n' for number in range(20))
+    with hub(NAME, repository(tmp_path / "repository", {"train.jsonl": rows}), kind="datasets"):
+        Preparation(data_config(PATH, revision="main")).write(tmp_path / "records.parquet")
+    table = RecordTable(tmp_path / "records.parquet")
+    assert (len(table), table.report["commit"]) == (20, COMMIT)
 
 
 def test_one_of_several_configurations_is_named(tmp_path: Path) -> None:

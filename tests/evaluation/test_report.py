@@ -174,17 +174,20 @@ def luminance(colour: str) -> float:
     return sum(weight * c for weight, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
 
 
-def test_a_table_has_one_scale_with_zero() -> None:
+def test_a_reward_and_its_parts_share_a_scale_around_zero() -> None:
     def row(name: str, low: float | None, high: float | None, at: float | None) -> dict[str, Any]:
         where = {"name": name, "split": "held_out", "sampler": "eval", "prompts": 4}
         return where | {"ci_low": low, "ci_high": high, "difference": at}
 
-    rows = [row("total", 0.1, 0.3, 0.2), row("shapes/all", -0.1, 0.1, 0.0), row("votes", None, None, None)]
+    rows = [
+        row("shapes", 0.1, 0.2, 0.15),
+        row("shapes/all", -0.2, 0.4, 0.1),
+        row("delta_e", 5.0, 10.0, 7.5),
+        row("votes", None, None, None),
+    ]
     (table,) = page._tables(rows)
-    assert table["ends"] == (-0.1, 0.3)
-    scales = [r["scale"] for r in table["rows"]]
-    assert {scale["zero"] for scale in scales} == {27.0}
-    assert [(s["low"], s["high"]) for s in scales] == [(50.0, 96.0), (4.0, 50.0), (None, None)]
+    scales = [(row["scale"]["low"], row["scale"]["high"]) for row in table["rows"]]
+    assert scales == [(61.5, 73.0), (27.0, 96.0), (73.0, 96.0), (None, None)]
 
 
 def test_losses_are_shown_if_there_are_any_and_no_number_is_minus_zero(tmp_path: Path) -> None:

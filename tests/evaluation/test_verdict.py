@@ -172,16 +172,17 @@ def test_the_task_has_its_own_measure() -> None:
     assert (found["task"]["score"], found["task"]["verdict"]) == ("ocr/accuracy", "not shown")
     said = "read without a mistake: 0.300 for the base model, 0.900 for the trained model, +0.600 [-0.100, +0.500]."
     assert lines(found)[1] == said
-    numbers = {"baseline": 0.3, "trained": 0.9, "difference": 0.6, "ci_low": -0.1, "ci_high": 0.5}
-    assert result(found)["task"] == numbers
+    assert (result(found)["task"], result(found)["task_base"]) == (0.9, 0.3)
 
 
 def test_the_result_has_only_numbers() -> None:
     assert result(summarise([entry(ci_low=None, ci_high=None, unscored_trained=2)])) == {
-        "total": {"baseline": 1.0, "trained": 1.4, "difference": 0.4},
-        "unscored": {"baseline": 0, "trained": 2},
+        "gain": 0.4,
+        "base": 1.0,
+        "trained": 1.4,
+        "unscored": 2,
+        "unscored_base": 0,
         "prompts": 34,
-        "images": 204,
     }
 
 
@@ -261,7 +262,7 @@ def test_judges_stand_in_the_lines_and_in_the_numbers() -> None:
         "Judge second: 1.000 for the base model, 1.400 for the trained model, -0.400 [-0.500, -0.300]. It"
         " contradicts a gain.",
     ]
-    assert result(found)["judge/second"]["difference"] == -0.4
+    assert result(found)["judge/second"] == -0.4
     lost = summarise([entry(), entry("ocr", **UNSURE), of_ocr])
     assert lost["judges"][0]["outcome"] == "not shown", "what it judges has no gain"
     both = summarise([entry(), guard(), judge(**LOSS)])

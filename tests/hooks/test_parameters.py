@@ -17,6 +17,7 @@ from visual_grpo import provenance
 from visual_grpo.common.digests import file_digest
 from visual_grpo.common.errors import UserError
 from visual_grpo.config.adapter_folder import adapter_digest
+from visual_grpo.data.datasets import FolderDataset
 from visual_grpo.grpo.checkpoint import SUMS, save_checkpoint
 from visual_grpo.hooks.cli import parsed
 from visual_grpo.hooks.parameters import RUN_SPEC, ParameterHooks, ProjectConfigLoader
@@ -107,6 +108,7 @@ def test_resume_same_is_settled_before_the_nodes(tmp_path: Path, monkeypatch: py
     def settled() -> tuple[str, str]:
         inputs = {"base_model": base_model, "records": SimpleNamespace(digest="data")}
         catalog = DataCatalog({name: MemoryDataset(value) for name, value in inputs.items()})
+        catalog["adapters"] = FolderDataset(filepath=str(tmp_path / "adapters"))
         hooks.after_catalog_created(catalog)
         hooks.before_pipeline_run(register_pipelines()["train"], catalog)
         return catalog.load("parameters").resume, catalog.load(RUN_SPEC).config.resume

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +171,31 @@ def test_a_loss_is_refused_where_the_replay_lacks_what_it_needs(
     resolve(of_sd3(tmp_path, grpo={"loss": "dppo"}, policy=matching), family=find_family("sd3"))
     with pytest.raises(UserError, match=r"needs velocities \(policy\.flow\.likelihood=matching\), and dit has none"):
         resolve(of_sd3(tmp_path, grpo={"loss": "dppo"}), family=find_family("sd3"))
+
+
+@pytest.mark.parametrize(
+    ("grpo", "draws", "complaint"),
+    [
+        (
+            {"loss": "nft", "clip_low": 0.1, "clip_high": 0.1},
+            1,
+            "nft, which has no clip_low and no clip_high: dit would",
+        ),
+        ({"loss": "awm", "clip_high": 0.1, "updates_per_rollout": 2}, 2, None),
+        (
+            {"loss": "awm", "updates_per_rollout": 2},
+            3,
+            r"draws is 3, but the updates .* one draw each, and dit has only 2",
+        ),
+        ({"loss": "nft", "updates_per_rollout": 1}, 2, "draws is 2, .* and dit has only 1"),
+    ],
+)
+def test_settings_that_a_loss_would_not_use_are_refused(
+    tmp_path: Path, grpo: dict[str, Any], draws: int, complaint: str | None
+) -> None:
+    policy = {"flow": {"likelihood": "matching", "draws": draws}, "share_start_noise": False}
+    with nullcontext() if complaint is None else pytest.raises(UserError, match=complaint):
+        resolve(of_sd3(tmp_path, grpo=grpo, policy=policy), family=find_family("sd3"))
 
 
 def test_a_given_model_takes_the_place_of_the_configured_one(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from visual_grpo.training import components
 
 def test_every_eval_and_held_out_prompt_is_drawn_without_an_adapter(painted: Project) -> None:
     painted.run(register_pipelines()["baseline"])
-    scores = read_scores(painted.folder / "07_model_output/baseline")
+    scores = read_scores(painted.folder / "baseline")
     assert painted.policies == [("the model", None)]
     drawn = scores.groupby(["sampler", "split"])["id"].agg(["nunique", "size"])
     everywhere = {
@@ -30,7 +30,7 @@ def test_every_eval_and_held_out_prompt_is_drawn_without_an_adapter(painted: Pro
     held_out_only = {(control, "held_out"): {"nunique": 3, "size": 6} for control in controls}
     assert drawn.to_dict("index") == everywhere | held_out_only
     assert controls_of(scores) == controls
-    assert all((painted.folder / "07_model_output/baseline" / file).is_file() for file in scores["file"])
+    assert all((painted.folder / "baseline" / file).is_file() for file in scores["file"])
 
 
 def test_same_parameters_same_images_and_scores(painted: Project) -> None:
@@ -54,9 +54,9 @@ def test_a_model_that_cannot_be_loaded_is_told(painted: Project, monkeypatch: py
     failed: list[str] = []
     with pytest.raises(UserError, match=r"^the weights are damaged$") as error:
         painted.run(register_pipelines()["baseline"], failed=failed)
-    assert failed == ["baseline.draw_baseline"]
+    assert failed == ["baseline.generate_baseline"]
     assert not isinstance(error.value, DatasetError), "nothing was being saved"
-    pd.testing.assert_frame_equal(read_scores(painted.folder / "07_model_output/baseline"), before)
+    pd.testing.assert_frame_equal(read_scores(painted.folder / "baseline"), before)
 
 
 LANGUAGE: dict[str, Any] = {

@@ -24,7 +24,7 @@ def draw(project: Project, **changes: Any) -> bool:
 
 def test_an_unchanged_baseline_is_kept(painted: Project, capsys: pytest.CaptureFixture[str]) -> None:
     assert draw(painted)
-    baseline = painted.folder / "07_model_output/baseline"
+    baseline = painted.folder / "baseline"
     before = {file: file.stat().st_mtime_ns for file in baseline.rglob("*")}
     capsys.readouterr()
     assert not draw(painted)
@@ -84,8 +84,8 @@ def spoil(folder: Path, how: str) -> None:
 @pytest.mark.parametrize("how", ["changed", "gone", "added", "[]"])
 def test_a_baseline_that_is_not_whole_is_drawn_again(painted: Project, how: str) -> None:
     assert draw(painted)
-    whole = read_scores(painted.folder / "07_model_output/baseline")
-    spoil(painted.folder / "07_model_output/baseline", how)
+    whole = read_scores(painted.folder / "baseline")
+    spoil(painted.folder / "baseline", how)
     assert draw(painted)
-    assert read_scores(painted.folder / "07_model_output/baseline").equals(whole)
+    assert read_scores(painted.folder / "baseline").equals(whole)
     assert not draw(painted)

@@ -82,7 +82,7 @@ def test_from_scenes_to_an_evaluation(catalog: DataCatalog, tmp_path: Path) -> N
         for name in ("gIoU", "gIoU_without", "cIoU", "cIoU_without", "contrast", "malformed"):
             assert (sampler, "held_out", f"negative_points/{name}") in entries
     assert not any(sampler == "sde" for sampler, _, _ in entries)
-    (picture, *_) = sorted((tmp_path / "07_model_output/trained/eval").glob("*.png"))
+    (picture, *_) = sorted((tmp_path / "trained/eval").glob("*.png"))
     assert read_size(picture) == (192, 3 * 192 + 2 * 4)
     assert (tmp_path / "evaluation_report" / "evaluation.html").is_file()
 

@@ -17,11 +17,12 @@ from kedro.pipeline.node import Node
 
 from tests.evaluation.defaults import parameters
 from visual_grpo.config import Parameters
+from visual_grpo.data.datasets import PATH
 from visual_grpo.hooks.parameters import RUN_SPEC, RUNNING, ProjectConfigLoader
 from visual_grpo.models.run_spec import RunSpec
-from visual_grpo.operations.running import Running
 from visual_grpo.pipeline_registry import NAMES, register_pipelines
 from visual_grpo.settings import CONFIG_LOADER_ARGS
+from visual_grpo.tracking.run_origin import Running
 
 ROOT = Path(__file__).parents[2]
 RETURNED = {
@@ -32,6 +33,8 @@ RETURNED = {
     "MemoryDataset": Path,
 }
 """What a node returns for each type of dataset: data or a path, never a function."""
+GIVEN = ("param", PATH, "draft")
+"""Beginnings of the names of what hooks give to nodes."""
 
 
 @pytest.fixture(scope="module")
@@ -43,8 +46,7 @@ def everything() -> Pipeline:
 @pytest.fixture(scope="module")
 def entries() -> dict[str, Any]:
     loader = ProjectConfigLoader(str(ROOT / "conf"), env="base", **CONFIG_LOADER_ARGS)
-    found: dict[str, Any] = loader["catalog"]
-    return found
+    return {name: entry for name, entry in loader["catalog"].items() if not name.startswith(GIVEN)}
 
 
 def arguments(node: Node) -> dict[str, Any]:
@@ -67,17 +69,17 @@ def test_parameters_are_typed_as_in_the_schema(everything: Pipeline) -> None:
     expected = {"parameters": Parameters, RUN_SPEC: RunSpec, RUNNING: Running} | sections
     for node in everything.nodes:
         for dataset, kind in arguments(node).items():
-            if dataset.startswith("param"):
-                assert kind == expected[dataset], (node.name, dataset)
+            if dataset.startswith(GIVEN):
+                assert kind == expected.get(dataset, Path), (node.name, dataset)
 
 
 def test_every_dataset_is_in_the_catalog(everything: Pipeline, entries: dict[str, Any]) -> None:
-    assert {name for name in everything.datasets() if not name.startswith("param")} == set(entries)
+    assert {name for name in everything.datasets() if not name.startswith(GIVEN)} == set(entries)
 
 
 def test_kedro_viz_can_order_the_layers(everything: Pipeline, entries: dict[str, Any]) -> None:
     """Kedro-Viz hides all layers as soon as two of them depend on each other."""
-    layers = {name: entry["metadata"]["kedro-viz"]["layer"] for name, entry in entries.items() if name != "draft"}
+    layers = {name: entry["metadata"]["kedro-viz"]["layer"] for name, entry in entries.items()}
     before: dict[str, set[str]] = defaultdict(set)
     for name, layer in layers.items():
         later = everything.from_inputs(name).all_outputs() if name in everything.all_inputs() else set()
@@ -119,8 +121,7 @@ def test_kedro_viz_shows_the_graph_without_hooks(
 
 def test_the_catalog_says_which_pipeline_makes_a_dataset(entries: dict[str, Any]) -> None:
     makers = {output: name for name in NAMES for output in register_pipelines()[name].all_outputs()}
-    made = {name: entry for name, entry in entries.items() if name != "draft"}
-    assert {name: entry["metadata"]["made_by"] for name, entry in made.items()} == makers
+    assert {name: entry["metadata"]["made_by"] for name, entry in entries.items()} == makers
 
 
 def test_tags_are_those_that_the_hooks_read(everything: Pipeline) -> None:

@@ -30,6 +30,7 @@ from visual_grpo.training import components
 
 REWARDS = {"brightness": {"function": "tests.evaluation.painter:brightness"}}
 NAME = "visual_grpo"
+LATEST = Path("latest")
 WRITE_REPORT = report.write_report
 
 
@@ -72,9 +73,13 @@ class Gate:
         """What the pipeline leaves; the parameters are those of the candidate's training, as the hook makes them."""
         config = self._config(promotion={"candidate": candidate, **promotion}, **(judged_by or {}))
         self.drawn.clear()
-        filled, judgement = judge(config, self.records, new_folder(self.folder / "promotion"))
+        filled, judgement = self.judge(config)
         folder = filled.rename(self.folder / f"out{len(list(self.folder.glob('out*')))}")
-        return promote(config, folder, judgement) | {"report": folder}
+        return promote(config, LATEST, folder, judgement) | {"report": folder}
+
+    def judge(self, config: Parameters) -> tuple[Path, dict[str, Any]]:
+        earlier = self.folder / "promotion", self.folder / "judgement.json"
+        return judge(config, self.records, LATEST, *earlier, new_folder(self.folder / "promotion"))
 
     def _write_report(self, folder: Path, *arguments: Any, **defaults: Any) -> None:
         if self.reports:
@@ -145,11 +150,11 @@ def test_the_sealed_prompts_are_drawn_only_where_the_held_out_ones_hold(gate: Ga
 
 
 def test_the_same_candidate_again_changes_nothing_draws_nothing_and_keeps_the_report(gate: Gate) -> None:
-    first, reporting = gate.train("first", 0.1), gate.folder / "08_reporting"
+    first = gate.train("first", 0.1)
     made = gate.ask(first)
     before = gate.client.get_registered_model(NAME).tags
-    shutil.copytree(made["report"], reporting / ".promotion.previous")  # Where a kill between two renames leaves it.
-    (reporting / "judgement.json").write_text(json.dumps({k: made[k] for k in ("candidate", "stages")}))
+    shutil.copytree(made["report"], gate.folder / "promotion")
+    (gate.folder / "judgement.json").write_text(json.dumps({k: made[k] for k in ("candidate", "stages")}))
     again = gate.ask(first)
     assert (again["already"], again["version"], again["stages"], gate.drawn) == (True, 1, made["stages"], [])
     assert (again["report"] / "evaluation.html").read_text() == (made["report"] / "evaluation.html").read_text()
@@ -175,12 +180,12 @@ def test_a_champion_whose_gate_a_kill_left_unnoted_is_noted_by_the_next_call(gat
 def test_a_decision_promotes_only_what_was_judged_against_the_champion_that_is_there(gate: Gate) -> None:
     first, second = gate.train("first", 0.1), gate.train("second", 0.2)
     of_first = gate._config(promotion={"candidate": first})
-    out, judgement = judge(of_first, gate.records, new_folder(gate.folder / "promotion"))
+    out, judgement = gate.judge(of_first)
     with pytest.raises(UserError, match="has changed since the judgement"):
-        promote(gate._config(promotion={"candidate": second}), out, judgement)
+        promote(gate._config(promotion={"candidate": second}), LATEST, out, judgement)
     gate.ask(second)
     with pytest.raises(UserError, match="has changed since the judgement"):
-        promote(of_first, out, judgement)
+        promote(of_first, LATEST, out, judgement)
     assert gate.champion() == 1
 
 

@@ -91,7 +91,8 @@ def published(config: Parameters, base: Path, **settings: Any) -> dict[str, Any]
     """Uploads to a hub with the base model in the folder ``base``."""
     tree = config.model_dump() | {"publish": {"repository": MINE} | settings, "output": "out"}
     with hub(BASE, base):
-        return publish(Parameters.model_validate(tree))
+        latest, evaluation = Path("out/06_models/adapters"), Path("out/08_reporting/evaluation.json")
+        return publish(Parameters.model_validate(tree), latest, evaluation)
 
 
 @pytest.mark.filterwarnings("ignore:The `local_dir_use_symlinks` argument")
@@ -185,7 +186,7 @@ def test_what_cannot_be_published_is_told_and_nothing_is_uploaded(
     told = json.loads(Path("adapters", FACTS).read_text())
     for text, shown in (("x /srv/secret/place", "/srv/secret/place"), (TOKEN, "your token")):
         Path("adapters", FACTS).write_text(json.dumps(told | {"git.state": text}))
-        with pytest.raises(UserError, match=rf"^publish: README\.md would tell {shown} to everybody"):
+        with pytest.raises(UserError, match=rf"^publish: README\.md contains {shown}, which everybody"):
             published(config, tmp_path / "base")
     Path("adapters", FACTS).write_text(json.dumps(told | {"model": "/data/sd3", "model_content": "c"}))
     with pytest.raises(UserError, match=r"is the folder /data/sd3, which others .*publish\.base_model=OWNER/NAME"):

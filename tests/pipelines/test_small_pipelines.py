@@ -22,7 +22,7 @@ from visual_grpo.evaluation.samples import read_scores
 from visual_grpo.models.run_spec import RunSpec, resolve
 from visual_grpo.operations.candidates import ComparedModel
 from visual_grpo.pipelines.compare import compare_adapters, differences
-from visual_grpo.pipelines.generate import draw_prompts
+from visual_grpo.pipelines.generate import generate_for_prompts
 from visual_grpo.pipelines.score import score_folder, summary
 from visual_grpo.training import components
 
@@ -33,12 +33,30 @@ BRIGHTNESS = {"brightness": {"function": "tests.evaluation.painter:brightness"}}
 
 def draw(folder: Path, model: Path, **settings: Any) -> list[dict[str, Any]]:
     """What the list of pictures says; the pictures are in ``folder/drawn``."""
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     config = parameters(
         data=SIZE, model={"path": str(model)}, adapter="none", generate=settings, rewards=BRIGHTNESS, output=str(folder)
     )
-    drawn = draw_prompts(resolve(config), new_folder(folder / "generated")).rename(folder / "drawn")
+    drawn = generate_for_prompts(
+        resolve(config), folder, folder / "07_model_output/generated", new_folder(folder / "generated")
+    ).rename(folder / "drawn")
     return [json.loads(line) for line in (drawn / "metadata.jsonl").read_text().splitlines()]
+
+
+def test_generate_says_which_pictures_it_replaces(
+    tmp_path: Path, pipeline_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    earlier = tmp_path / "one/07_model_output/generated"
+    for folder, said in (
+        (tmp_path / "other", ""),
+        (tmp_path / "one", f"This replaces 2 earlier pictures in {earlier}."),
+    ):
+        draw(folder, pipeline_folder, prompt="a red circle")
+        printed = capsys.readouterr().out
+        assert said in printed
+        assert ("replaces" in printed) == bool(said)
+        earlier.mkdir(parents=True, exist_ok=True)
+        (earlier / "metadata.jsonl").write_text("{}\n{}\n")
 
 
 def test_pictures_of_a_file_of_prompts_are_listed_and_repeat(tmp_path: Path, pipeline_folder: Path) -> None:
@@ -66,9 +84,11 @@ def test_generate_needs_one_of_two_and_an_adapter_or_none(tmp_path: Path, pipeli
     assert row["text"] == "a red circle"
     for given in ({}, {"prompt": "a", "prompts": "b.txt"}):
         with pytest.raises(UserError, match=r"(?s)either one prompt or a file.*generate\.prompts=prompts\.txt"):
-            draw_prompts(resolve(parameters(generate=given)), tmp_path)
+            generate_for_prompts(resolve(parameters(generate=given)), tmp_path, tmp_path, tmp_path)
     with pytest.raises(UserError, match=r"^generate\.prompts: .* does not exist"):
-        draw_prompts(resolve(parameters(generate={"prompts": str(tmp_path / "none.txt")})), tmp_path)
+        generate_for_prompts(
+            resolve(parameters(generate={"prompts": str(tmp_path / "none.txt")})), tmp_path, tmp_path, tmp_path
+        )
     for task, need in (("segmentation", "a query is about an image"), ("i2i", "an edit needs an image to edit")):
         config = parameters(
             generate={"prompt": "the ball"}, data={"task": task, "path": "mine"}, model={"path": "saved"}
@@ -76,9 +96,9 @@ def test_generate_needs_one_of_two_and_an_adapter_or_none(tmp_path: Path, pipeli
         with pytest.raises(
             UserError, match=rf"^generate\.prompt is .* data\.task is {task}: {need}\. .*prompts=FOLDER"
         ):
-            draw_prompts(replace(resolve(parameters()), config=config), tmp_path)
+            generate_for_prompts(replace(resolve(parameters()), config=config), tmp_path, tmp_path, tmp_path)
     with pytest.raises(UserError, match=r"There are no adapters in .* yet"):
-        draw_prompts(resolve(parameters(generate={"prompt": "a"}, output=str(tmp_path))), tmp_path)
+        generate_for_prompts(resolve(parameters(generate={"prompt": "a"})), tmp_path / "none", tmp_path, tmp_path)
 
 
 def pictures(folder: Path, levels: dict[str, int]) -> str:
@@ -196,7 +216,7 @@ class Trainings:
         )
         out = self.folder / "out"
         shutil.rmtree(out, ignore_errors=True)
-        compare_adapters(config, self.records, new_folder(out)).rename(out)
+        compare_adapters(config, self.records, Path("latest"), new_folder(out)).rename(out)
         found: dict[str, Any] = json.loads((out / "evaluation.json").read_text())
         return found
 

@@ -26,15 +26,15 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.config.adapter_folder import FACTS, adapter_digest, read_facts
 from visual_grpo.config.schema import merged
 from visual_grpo.config.stated import parameters_digest
-from visual_grpo.data.datasets import Draft, FolderDataset, RecordsDataset
+from visual_grpo.data.datasets import FolderDataset, GivenPath, RecordsDataset
 from visual_grpo.data.manifest import RecordTable, write_manifest
 from visual_grpo.grpo.checkpoint import save_checkpoint
 from visual_grpo.hooks.parameters import ParameterHooks, _with_adapters
 from visual_grpo.operations.reproduction.repeat import require_own
-from visual_grpo.operations.running import Running
 from visual_grpo.pipeline_registry import register_pipelines
 from visual_grpo.pipelines.reproduce import reproduce_training
 from visual_grpo.tracking.registry import Registry
+from visual_grpo.tracking.run_origin import Running
 from visual_grpo.tracking.sync import DIGEST
 from visual_grpo.tracking.tracker import Tracker
 from visual_grpo.tracking.trust import PARAMETERS
@@ -78,8 +78,9 @@ class Place:
         hooks, nodes = ParameterHooks(), register_pipelines()[pipeline]
         hooks.after_context_created(context_of(given))
         table = RecordsDataset(filepath=str(self.folder / "records.parquet"))
-        outputs = {name: FolderDataset(filepath=str(self.folder / name)) for name in nodes.all_outputs()}
-        catalog = DataCatalog({**outputs, "records": table, "draft": Draft()})
+        names = nodes.all_outputs() | {"adapters"}
+        places = {name: FolderDataset(filepath=str(self.folder / name)) for name in names}
+        catalog = DataCatalog({**places, "records": table, "draft": GivenPath()})
         hooks.after_catalog_created(catalog)
         hooks.before_pipeline_run(nodes, catalog)
         if pipeline not in ("evaluate", "baseline", "train"):
@@ -212,7 +213,7 @@ def test_whose_code_a_reproduction_would_run_is_told_first(
     config = parameters(run=str(place.theirs))
     monkeypatch.chdir(project)
     with pytest.raises(UserError) as refused:
-        reproduce_training(config, Running())
+        reproduce_training(config, Running(), Path("latest"))
     said = str(refused.value)
     assert f"code: commit {commit}, by a <a@b.c> of " in said
     assert "code: changes.diff, lines added, removed, file: 2 0 src/kedro/__main__.py" in said
@@ -251,7 +252,7 @@ def test_what_a_user_trained_with_his_own_code_and_data_needs_no_question(place:
     hooks = ParameterHooks()
     hooks.after_context_created(context_of(NAMED[pipeline].format(place.theirs)))
     nodes = register_pipelines()[pipeline]
-    used = _with_adapters(hooks._parameters, nodes, hooks._runtime)
+    used = _with_adapters(hooks._parameters, nodes, Path("latest"), hooks._runtime)
     if pipeline != "vote":
         assert (used.model.path, used.data.path) == ("own", "photos")
         assert ("mine" in used.rewards) == (pipeline != "generate")

@@ -21,6 +21,7 @@ from PIL import Image
 from rich.console import Console
 
 from tests.conftest import SIZE
+from tests.hub import COMMIT
 from tests.models.families.sd3 import tiny as sd3
 from tests.models.test_lora_files import write as write_lora
 from tests.pipelines.painted import folders, run_nodes
@@ -31,7 +32,7 @@ from visual_grpo.common.digests import file_digest
 from visual_grpo.common.errors import Remedy, UserError
 from visual_grpo.common.phases import alike, phase, watched_by
 from visual_grpo.config import merged
-from visual_grpo.config.adapter_folder import adapter_digest
+from visual_grpo.config.adapter_folder import DATA_COMMIT, adapter_digest
 from visual_grpo.config.decides import Decides
 from visual_grpo.data.datasets import RecordsDataset
 from visual_grpo.data.drift import profile_of, read_profile
@@ -39,11 +40,11 @@ from visual_grpo.data.manifest import RecordTable, prompt_hash, read_seen, write
 from visual_grpo.hooks.parameters import RUN_SPEC, RUNNING, parameter_entries
 from visual_grpo.models.run_spec import resolve
 from visual_grpo.operations.reproduction.repeat import check_repeatable
-from visual_grpo.operations.running import Running
 from visual_grpo.operations.training_command import StepWatcher
 from visual_grpo.pipeline_registry import register_pipelines
 from visual_grpo.tracking.adapter_lookup import find_start
 from visual_grpo.tracking.model_card import model_card
+from visual_grpo.tracking.run_origin import Running
 from visual_grpo.tracking.sync import DIGEST
 from visual_grpo.tracking.tracker import Tracker
 
@@ -64,8 +65,8 @@ class Project:
             for split in ("held_out", "sealed")
             for i in range(2)
         ]
-        write_manifest(folder / "records.parquet", rows)
-        (folder / "07_model_output/baseline").mkdir(parents=True)
+        write_manifest(folder / "records.parquet", rows, lambda: {"commit": COMMIT})
+        (folder / "baseline").mkdir(parents=True)
 
     def run(self, **changes: Any) -> DataCatalog:
         own = {"policy": {"train": ["ar"]}, "model": {"path": str(self.model)}}
@@ -87,20 +88,20 @@ class Project:
     def _draw_baseline(self, catalog: DataCatalog) -> None:
         """One black picture of each eval prompt with the total -10, made with the parameters of this run."""
         spec, starter = catalog.load(RUN_SPEC), catalog.load("base_model")
-        (self.folder / "07_model_output/baseline/eval").mkdir(exist_ok=True)
+        (self.folder / "baseline/eval").mkdir(exist_ok=True)
         rows = []
         for record in catalog.load("records").split("eval"):
             file = f"eval/{record.id}.png"
-            Image.new("RGB", SIZE[::-1]).save(self.folder / "07_model_output/baseline" / file)
+            Image.new("RGB", SIZE[::-1]).save(self.folder / "baseline" / file)
             row = {"sampler": "eval", "split": "eval", "id": record.id, "index": 0, "unit": record.id, "file": file}
             rewards = {f"reward/{name}": -10.0 * reward.weight for name, reward in spec.config.rewards.items()}
             rows.append(row | {"total": -10.0} | rewards)
         scores = pd.DataFrame(rows)
         scores.attrs["weights"] = {name: reward.weight for name, reward in spec.config.rewards.items()}
-        scores.to_parquet(self.folder / "07_model_output/baseline/scores.parquet")
+        scores.to_parquet(self.folder / "baseline/scores.parquet")
         present = provenance.record(spec, starter, catalog.load("records").digest)
         tree = merged(present["parameters"], self.made_otherwise)
-        provenance.write_record(self.folder / "07_model_output/baseline", {**present, "parameters": tree})
+        provenance.write_record(self.folder / "baseline", {**present, "parameters": tree})
 
 
 @pytest.fixture
@@ -117,7 +118,7 @@ def tracked(project: Project) -> tuple[Tracker, str]:
 
 
 def test_a_run_leaves_adapters_history_and_an_mlflow_run(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
-    earlier = project.folder / "06_models/adapters"
+    earlier = project.folder / "adapters"
     earlier.mkdir(parents=True)
     (earlier / "training.json").write_text('{"steps": 80}')
     tracker, uri = tracked(project)
@@ -130,6 +131,7 @@ def test_a_run_leaves_adapters_history_and_an_mlflow_run(project: Project, capsy
     assert tracker.run_id is not None
     assert mlflow.get_run(tracker.run_id).data.tags[DIGEST] == adapter_digest(project.folder / "adapters")
     assert facts["samples"] == STEPS * 2 * 3
+    assert facts[DATA_COMMIT] == COMMIT
     client = mlflow.MlflowClient(uri)
     logged = client.get_metric_history(str(tracker.run_id), "reward/total")
     assert [metric.value for metric in logged] == pytest.approx(history["reward/total"].tolist())
@@ -138,7 +140,7 @@ def test_a_run_leaves_adapters_history_and_an_mlflow_run(project: Project, capsy
         assert (project.folder / "adapters" / f"{kind}-{STEPS:06d}.png").is_file()
     said = capsys.readouterr().out
     assert f"train {STEPS}/{STEPS}  reward=" in said
-    assert said.index(f"will replace the adapters of 80 steps in {earlier}.") < said.index(f"train {STEPS}/{STEPS}")
+    assert said.index(f"replaces the adapter of 80 steps in {earlier}.") < said.index(f"train {STEPS}/{STEPS}")
 
 
 def test_an_alarm_leaves_traces_and_ends_the_training(project: Project, capsys: pytest.CaptureFixture[str]) -> None:

@@ -215,7 +215,7 @@ def test_a_folder_of_generate_can_be_judged(painted: Project, monkeypatch: pytes
     with pytest.raises(UserError, match="must be draw, ab, or a folder that generate wrote"):
         vote(painted, monkeypatch, source=str(painted.folder / "none"))
     with pytest.raises(UserError, match="keep choices with the data"):
-        vote(painted, monkeypatch, choices=str(painted.folder / "08_reporting/votes/choices.jsonl"))
+        vote(painted, monkeypatch, choices=str(painted.folder / "votes/choices.jsonl"))
     shutil.copy(folder / "0.png", painted.folder / "private.png")
     (folder / "link.png").symlink_to(painted.folder / "private.png")
     for name in ("../private.png", "link.png"):

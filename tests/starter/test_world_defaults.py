@@ -187,7 +187,7 @@ def test_the_rendered_data_and_the_small_model_are_known_by_any_spelling_of_thei
         config = parameters(
             data={"path": f"{place}/data/01_raw/shapes/"}, model={"path": f"{place}/data/06_models/base"}
         )
-        assert config.data_is_drawn
+        assert config.data_is_rendered
         assert config.model_is_pretrained
         assert "shapes" in config.rewards
 

@@ -31,8 +31,9 @@ BOTH = ("ar", "dit")
             ("ar",),
             None,
             {"seed": 0, "grpo.steps": 80, "grpo.kl_weight": 0.1},
-            "kl_weight=0.1 seed 0 ar grpo 80 steps lr7e-4",
+            "80 steps kl_weight=0.1 seed 0 ar grpo lr7e-4",
         ),
+        ({}, ("ar",), None, {"modules.ar.learning_rate": 7e-4}, "lr7e-4 seed 0 ar grpo 80 steps"),
         ({}, ("ar",), None, {"reward": "text"}, "reward=text seed 0 ar grpo 80 steps lr7e-4"),
         ({}, ("ar",), None, dict.fromkeys("abcd", 1), "a=1 b=1 c=1 ... seed 0 ar grpo 80 steps lr7e-4"),
         ({}, (), "text", {}, "seed 0 text starter+baseline+labels+score"),
@@ -47,13 +48,15 @@ def test_a_run_is_named_by_what_differs(
 
 
 def test_given_parameters_and_what_differs_from_the_adapters_in_the_folder_are_changed(tmp_path: Path) -> None:
-    config = parameters(output=str(tmp_path), grpo={"steps": 40, "kl_weight": 0.5}, train={"seed": 1})
+    config = parameters(grpo={"steps": 40, "kl_weight": 0.5}, train={"seed": 1})
     given = ["grpo.steps", "output", "resume", "rewards.missing", "retrain.address"]
-    assert changed_parameters(config, given) == {"grpo.steps": 40}
-    folder = tmp_path / "06_models/adapters"
-    folder.mkdir(parents=True)
-    with_facts(folder, "base", parameters(output=str(tmp_path), grpo={"steps": 40}))
-    assert changed_parameters(config, ["grpo.steps"]) == {"grpo.steps": 40, "grpo.kl_weight": 0.5, "train.seed": 1}
+    assert changed_parameters(config, tmp_path, given) == {"grpo.steps": 40}
+    with_facts(tmp_path, "base", parameters(grpo={"steps": 40}))
+    assert changed_parameters(config, tmp_path, ["grpo.steps"]) == {
+        "grpo.steps": 40,
+        "grpo.kl_weight": 0.5,
+        "train.seed": 1,
+    }
 
 
 COLUMNS = ["reward/total", "reward/total_std", "reward/shapes", "reward/shapes_std", "part/shapes/all", "kl", "entropy"]
@@ -92,7 +95,7 @@ def test_the_column_of_judges_is_that_of_the_strictest() -> None:
         for name, value in (("kind", 0.3), ("strict", -0.2), ("mild", 0.1))
     ]
     headline = dict.fromkeys(("difference", "ci_low", "ci_high", "baseline", "trained"), 0.5)
-    headline |= {"unscored_trained": 0, "unscored_baseline": 0}
+    headline |= {"unscored_trained": 0, "unscored_baseline": 0, "prompts": 5}
     metrics = result_metrics({**headline, "task": None, "control": None, "judges": judges})
     assert metrics["result/by_judge"] == -0.2
     assert metrics["result/judge/kind"] == 0.3

@@ -66,7 +66,7 @@ def test_a_tracker_that_fails_at_the_start_or_later_ends_no_run(
             for log in logs:
                 log.metrics({"reward/total": 1.0}, step)
     said = [record.getMessage() for record in caplog.records if record.name.startswith("visual_grpo")]
-    start, later = (f"{name} fails and gets nothing from here on" for name in ("tensorboard", "wandb"))
+    start, later = (f"{name} failed and gets nothing from here on" for name in ("tensorboard", "wandb"))
     assert [text.partition(":")[0] for text in said] == [start, later]
 
 

@@ -23,7 +23,7 @@ from visual_grpo.common.files import new_folder
 from visual_grpo.config import Parameters
 from visual_grpo.models.family import find_family
 from visual_grpo.models.run_spec import resolve
-from visual_grpo.pipelines.generate import draw_prompts
+from visual_grpo.pipelines.generate import generate_for_prompts
 from visual_grpo.tracking.model_card import model_card
 from visual_grpo.training.components import load_model
 
@@ -68,8 +68,9 @@ def adapted(base: str, task: str = "t2i", frames: int | None = None, **changes: 
 
 def generated(config: Parameters, **settings: Any) -> Path:
     """The folder of what `generate` writes with the adapters."""
-    tree = config.model_dump() | {"generate": {**settings}, "output": "out"}
-    return draw_prompts(resolve(Parameters.model_validate(tree)), new_folder(Path("out/drawn")))
+    tree = config.model_dump() | {"generate": {**settings}}
+    spec, none = resolve(Parameters.model_validate(tree)), Path("none")
+    return generate_for_prompts(spec, none, none, new_folder(Path("out/drawn")))
 
 
 def pasted(config: Parameters, *sources: Path) -> None:

@@ -14,7 +14,6 @@ import mlflow
 import pytest
 from PIL import Image
 
-from tests.evaluation.defaults import parameters
 from tests.evaluation.test_verdict import entry as an_entry
 from tests.tracking.conftest import Project, crash
 from tests.tracking.toy_adapters import adapters, base_model
@@ -122,14 +121,15 @@ def test_a_run_that_mlflow_never_had_is_made_whole_and_once(project: Project) ->
 @pytest.mark.parametrize(
     ("steps", "made", "own_run", "said"),
     [
-        (4, "synced", False, "MLflow keeps them: adapter={}"),
-        (4, "synced", True, "MLflow does not keep them: copy the folder"),  # Its own part will be logged over them.
-        (4, "changed", False, "MLflow does not keep them: copy the folder"),
-        (4, "deleted", False, "MLflow does not keep them: copy the folder"),
-        (5, "synced", False, None),
+        (4, "synced", False, "MLflow keeps it: adapter={}"),
+        (4, "synced", True, "MLflow does not keep it: copy the folder"),  # Its own part will be logged over them.
+        (4, "changed", False, "MLflow does not keep it: copy the folder"),
+        (4, "deleted", False, "MLflow does not keep it: copy the folder"),
+        (5, "synced", False, "MLflow keeps it: adapter={}"),
+        (5, "synced", True, None),  # It goes on.
     ],
 )
-def test_a_shorter_training_says_what_it_replaces_and_whether_mlflow_keeps_it(
+def test_a_training_says_what_it_replaces_and_whether_mlflow_keeps_it(
     project: Project, capsys: pytest.CaptureFixture[str], steps: int, made: str, own_run: bool, said: str | None
 ) -> None:
     results = Results(project, "0" * 32)
@@ -139,14 +139,13 @@ def test_a_shorter_training_says_what_it_replaces_and_whether_mlflow_keeps_it(
         Results(project, "0" * 32, steps=6)
     elif made == "deleted":
         project.client.delete_run(run.info.run_id)
-    config = parameters(output=str(project.output), grpo={"steps": steps})
-    show_replaced(config, run.info.run_id if own_run else "1" * 32)
+    show_replaced(results.adapters, steps, run.info.run_id if own_run else "1" * 32)
     printed = capsys.readouterr().out
     if said is None:
         assert printed == ""
     else:
         length = 6 if made == "changed" else 5
-        assert f"This training of 4 steps will replace the adapters of {length} steps in {results.adapters}" in printed
+        assert f"This training replaces the adapter of {length} steps in {results.adapters}" in printed
         assert said.format(run.info.run_id) in printed
         assert "(ar 5 steps)" in printed
 

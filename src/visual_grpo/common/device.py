@@ -20,7 +20,7 @@ _BITSANDBYTES = Remedy(make="quantised")
 
 
 def device_kind(name: str) -> str:
-    """Returns ``cpu`` or ``cuda``, as ``name`` asks for, whether it is there or not."""
+    """Returns ``cpu`` or ``cuda``, as ``name`` asks, whether or not it is there."""
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     return name.partition(":")[0]

@@ -12,7 +12,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Remedy:
-    """A command that corrects an error; the command line prints it with the user's own environment and parameters."""
+    """A command that corrects an error; the command line prints it with the user's environment and parameters."""
 
     pipeline: str | None = None
     """Its name, or several with commas; None = the pipelines of the running command."""

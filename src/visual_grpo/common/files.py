@@ -156,7 +156,7 @@ def replace_folder(fresh: Path, final: Path) -> None:
 
 
 def follow_umask(file: Path) -> None:
-    """Lets other users read a file as usual: safetensors gives its files to their owner alone."""
+    """Lets other users read a file as usual: safetensors lets only the owner read its files."""
     file.chmod(file.stat().st_mode | 0o666 & ~_UMASK)
 
 

@@ -19,7 +19,7 @@ from huggingface_hub.errors import (  # type: ignore[attr-defined]
 
 Kind = Literal["model", "dataset", "LoRA"]
 REFUSALS = (HTTPError, HFValidationError, OSError)
-"""What the client raises where it is not given what it asks for."""
+"""What the client raises where the hub does not give it what it asks for."""
 _LATER = {408: "too slow", 429: "too many requests", 500: "an error of the hub"}
 _LATER |= dict.fromkeys((502, 503, 504), "the hub is down or overloaded")
 """Status -> its meaning, of answers that pass."""

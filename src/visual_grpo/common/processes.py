@@ -143,7 +143,7 @@ class ProgramError(Exception):
     """A program cannot be run or failed; the message has its last lines."""
 
     code: int | None = None
-    """With which a program of `run` ended."""
+    """The exit code with which a program of `run` ended."""
 
 
 class OutOfTimeError(Exception):

@@ -197,6 +197,8 @@ class Rollout(Generic[T]):
     dtype's floor (`grpo.ratio_check`)."""
     block: range | None = None
     """Rows that this process drew, the only ones in ``trajectory``; None = all."""
+    turns: Sequence[list[int]] = ()
+    """The columns of S that each update takes, in turn; empty = all of them, in every update."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,6 +213,21 @@ class TrainBatch(Generic[T]):
     """[B] float32, of all rows of the rollout."""
     old_log_probs: Tensor
     """[B, S] float32, the denominator of the ratio: the sampler's log-probs, or the first update's replay's."""
+
+    def of_update(self, number: int) -> TrainBatch[T]:
+        """The decisions that update ``number`` of a step takes."""
+        rollout = self.rollout
+        if not rollout.turns:
+            return self
+        own = rollout.turns[number % len(rollout.turns)]
+        taken = replace(
+            rollout,
+            trajectory=rollout.trajectory and cast(Any, rollout.trajectory).taking(own),
+            log_probs=rollout.log_probs[:, own],
+            mask=rollout.mask[:, own],
+            turns=(),
+        )
+        return replace(self, rollout=taken, old_log_probs=self.old_log_probs[:, own])
 
     def compared(self, decisions: D, rows: Tensor) -> D:
         """Fills in the log-probs of the policy that took the ``decisions`` of ``rows`` ([b])."""

@@ -10,7 +10,7 @@ from visual_grpo.common.digests import content_digest, file_digest, tree_digest
 from visual_grpo.common.errors import UserError
 
 FACTS, HISTORY, CHANGES, HELD_OUT = "training.json", "training.csv", "changes.diff", "held_out.json"
-"""How the adapters were made; a row of metrics a step; what the code differed in from its commit, if it did; the
+"""How the adapters were made; a row of metrics a step; how the code differed from its commit, if it did; the
 prompts that the training never saw."""
 DATA_PROFILE = "data_profile.json"
 """Statistics of the training's data, to compare later ones with (`data.drift`)."""
@@ -23,11 +23,13 @@ START_RUN = "start.run"
 """Fact: the MLflow run of the adapters that the training started from."""
 BASELINE = "baseline"
 """Fact: how many prompts and images the baseline had, with all of which the training's monitor compared."""
+DATA_COMMIT = "data.commit"
+"""Fact: the commit that a dataset of the hub was prepared at."""
 AGAIN = "Train again, or use the adapters of the MLflow run."
 _READ = {".safetensors", ".json", ".csv", ".diff"}
 """Endings of the files that a command reads; without the card, which an evaluation writes again, and pictures."""
 BEST, LAST = "best", "last"
-"""Folders with the adapters of these steps, of which one is what the folder itself holds."""
+"""Folders with the adapters of the best and of the last step; the folder itself holds one of the two."""
 LATEST, NONE, BASE = "latest", "none", "base"
 
 

@@ -45,7 +45,7 @@ class Strict(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
     decides: ClassVar[Decides | None] = None
-    """What its fields decide that declare nothing themselves; None = what the outer section says."""
+    """What those of its fields decide that declare nothing themselves; None = what the outer section says."""
 
     def __init_subclass__(cls, *, decides: Decides | None = None, **settings: Any) -> None:
         super().__init_subclass__(**settings)

@@ -22,7 +22,7 @@ _JOINED = re.compile(
     r"|license|llm|master|mlflow|openai|openrouter|private|provider|refresh|secret|server|service|session|signing"
     r"|subscription|vendor|vlm|wandb)(keys?|tokens?)"
 )
-"""Whose key or token it is: an ``openai_key`` is a secret, a ``sort_key`` and ``stop_tokens`` are not."""
+"""Say whose key or token it is: an ``openai_key`` is a secret; a ``sort_key`` and ``stop_tokens`` are not."""
 _OF_TEXT = {"begin", "bos", "class", "cls", "end", "eos", "image", "mask", "max", "min", "new", "pad", "placeholder"}
 _OF_TEXT |= {"sep", "special", "start", "stop", "trigger", "unk", "video", "vision", "word"}
 """Words before ``token`` that mean a token of text."""

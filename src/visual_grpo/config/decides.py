@@ -23,7 +23,7 @@ class Decides(Flag):
 
     NOTHING = 0
     CONTENT = auto()
-    """What is read: a digest of it is in the records and stands for it, so that no name or place matters."""
+    """What is read: the records hold a digest of its content, so its name and its place do not matter."""
     ASKED = auto()
     """Which samples are generated and judged: their number, their seed, the settings of the controls."""
     SAMPLES = auto()

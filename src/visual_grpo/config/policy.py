@@ -95,7 +95,12 @@ class FlowConfig(Strict, decides=Decides.SAMPLES):
     train_share: float = Field(
         default=1.0, gt=0, le=1, description="share of the stochastic steps that are trained, sampled for every rollout"
     )
-    draws: int = Field(default=1, ge=1, description="matching: noise samples at each of the window's noise levels")
+    draws: int = Field(
+        default=1,
+        ge=1,
+        description="matching: noise samples at each of the window's noise levels, which the updates of a rollout take"
+        " in turn; 1 = the same noise in every update",
+    )
 
     def stochastic_steps(self, steps: int) -> int:
         """Length of the window among ``steps`` denoising steps."""

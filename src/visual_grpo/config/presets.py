@@ -89,7 +89,20 @@ def _named_after(path: object, model: object) -> str:
 
 
 AUTO, LISTED = "auto", "listed"
-PresetName = Literal["text", "target", "edit", "instruction", "negative_points", "listed"]
+PresetName = Literal[
+    "pickscore",
+    "hps",
+    "clip",
+    "aesthetic",
+    "geneval",
+    "ocr",
+    "target",
+    "edit",
+    "instruction",
+    "text",
+    "negative_points",
+    "listed",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +130,38 @@ rise with grey, so that they confirm the commonest hack of `ssim` itself. A corr
 needs no weights and costs little.
 """
 
+
+def _worker(name: str, **entry: Any) -> dict[str, dict[str, Any]]:
+    """Returns the entry of a reward worker, which the run starts."""
+    options = {"worker": f"workers/{name}", **entry.pop("options", {})}
+    return {name: {"function": "visual_grpo.rewards.remote.http_reward:HttpReward", "options": options, **entry}}
+
+
+_OF_TASTE: Mapping[str, Mapping[str, Any]] = {
+    **GUARDS,
+    "fine_noise": {"weight": 0.0},  # Textures that only the reward's model likes.
+    **_worker("imagereward", judge=True),  # BLIP, where the rewards are of CLIP (`rewards.judges.FAMILIES`).
+}
+
 PRESETS: Mapping[PresetName, Preset] = {
+    "pickscore": Preset(rewards={"pick_score": {"weight": 1.0}, **_OF_TASTE}),
+    "hps": Preset(rewards={"hps": {"weight": 1.0}, **_OF_TASTE}),
+    "clip": Preset(rewards={"clip_score": {"weight": 1.0}, **_OF_TASTE}),
+    # It does not see the prompt: `clip_score`, over the same weights, falls where all prompts get one picture.
+    "aesthetic": Preset(rewards={"aesthetic": {"weight": 1.0}, "clip_score": {"weight": 0.0}, **_OF_TASTE}),
+    # The share of met requirements: of 0 or 1 alone, hard prompts learn nothing.
+    "geneval": Preset(
+        rewards={
+            **_worker(
+                "geneval",
+                weight=1.0,
+                options={"environment": {"GENEVAL_SCORE": "share"}, "metadata": ["tag", "include"]},
+            ),
+            **_OF_TASTE,
+        }
+    ),
+    "ocr": Preset(rewards={"ocr": {"weight": 1.0}, **GUARDS, **_worker("tesseract", judge=True)}),
+    # As ocr, but without a worker to install: the records choose it.
     "text": Preset(rewards={"ocr": {"weight": 1.0}, **GUARDS}),
     "target": Preset(rewards={"ssim": {"weight": 1.0}, **GUARDS}),
     # A copy of the source is often similar to the target: `source_ssim` shows when that is what is learned.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
-from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args, get_origin
 
 from pydantic import (
@@ -38,7 +37,7 @@ from visual_grpo.config.pipelines import (
     VoteConfig,
 )
 from visual_grpo.config.policy import DistributedConfig, LoraParams, ModelConfig, PolicyConfig, SamplingConfig
-from visual_grpo.config.presets import AUTO, LISTED, PRESETS, TARGET_JUDGE, PresetName, place, with_rewards
+from visual_grpo.config.presets import AUTO, LISTED, PRESETS, TARGET_JUDGE, PresetName, with_rewards
 from visual_grpo.config.rewards import RewardConfig
 from visual_grpo.config.training import (
     AlarmConfig,
@@ -178,7 +177,7 @@ class Parameters(Strict):
             for other in reward.only_where:
                 if not reward.judge and other in self.rewards and self.rewards[other].judge:
                     raise ValueError(
-                        f"rewards.{name}.only_where names {other!r}, a judge, which rollouts are not scored by. Name a"
+                        f"rewards.{name}.only_where names {other!r}, a judge, and judges do not score rollouts. Name a"
                         " reward that is not a judge"
                     )
         return self
@@ -223,7 +222,7 @@ class Parameters(Strict):
         return self
 
     @property
-    def data_is_drawn(self) -> bool:
+    def data_is_rendered(self) -> bool:
         """True if the records are those that the starter renders."""
         return self.data.path == self.starter.dataset
 
@@ -231,10 +230,6 @@ class Parameters(Strict):
     def model_is_pretrained(self) -> bool:
         """True if the model is the small one that the starter pretrains."""
         return self.model.path == self.starter.model
-
-    def place(self, dataset: str) -> Path:
-        """Returns where a dataset of the catalog is."""
-        return place(self.output, dataset)
 
     @property
     def named_adapter(self) -> str:

@@ -14,7 +14,7 @@ from visual_grpo.config.policy import LoraParams, SamplerSettings
 class GRPOConfig(Strict, decides=Decides.TRAINING):
     """The algorithm. Token clips are about 0.2 in units of the probability ratio."""
 
-    loss: Literal["grpo", "dr_grpo", "dapo", "gspo", "dppo", "nft"] = Field(
+    loss: Literal["grpo", "dr_grpo", "dapo", "gspo", "dppo", "nft", "awm"] = Field(
         default="grpo", description="the algorithm; see grpo/losses.py"
     )
     steps: int = Field(
@@ -58,12 +58,12 @@ class GRPOConfig(Strict, decides=Decides.TRAINING):
         default=None,
         gt=0,
         lt=1,
-        description="the ratio is clipped at 1 - clip_low; null = the loss's own (grpo 0.2, dppo and nft none)",
+        description="the ratio is clipped at 1 - clip_low; null = the loss's own (grpo 0.2, awm 1; none: dppo, nft)",
     )
     clip_high: float | None = Field(
         default=None,
         gt=0,
-        description="the ratio is clipped at 1 + clip_high; null = the loss's own (dapo 0.28, dppo and nft none)",
+        description="the ratio is clipped at 1 + clip_high; null = the loss's own (dapo 0.28, awm 1; none: dppo, nft)",
     )
     divergence_limit: float | None = Field(
         default=None,

@@ -48,10 +48,10 @@ QUERIES: Mapping[str, tuple[str, ...]] = {
 }
 """Field -> columns in queries about an image, as in Seg-Zero's datasets (arXiv 2503.06520)."""
 _SAYS_PICTURE = re.compile("image|img|picture|photo|video|clip|target|control|mask|depth|thumbnail", re.IGNORECASE)
-"""What the name of a column has whose URLs are of pictures, whatever they end in."""
+"""What is in the name of a column whose URLs lead to pictures, whatever they end in."""
 IGNORED, METADATA, EMPTY, REJECTED = "ignored", "metadata", "empty", "rejected with its row"
 NOT_FETCHED, NO_FILE = "metadata (URLs, which are not fetched)", "metadata (files that do not exist)"
-"""What a column of pictures becomes that cannot be read."""
+"""What becomes of a column of pictures that cannot be read."""
 INFINITE, PARTLY = "metadata (an infinite number becomes null)", "metadata (without what JSON cannot hold)"
 _FOLDERS = ("images", "videos")
 """Folders next to a table that its paths may be relative to, too, as Flow-Factory has them (guidance/datasets.md)."""
@@ -72,7 +72,7 @@ class _Row:
             if (pictures := held(value, f"{place}, column {name}")) is not None
             and (name in self._named or _says_picture(name) or not all(map(is_page, each(pictures))))
         }
-        """Column -> the pictures and videos that it holds (`media.held`); links to pages are none."""
+        """Column -> the pictures and videos that it holds (`media.held`); links to pages do not count."""
 
     def take(self, field: str, known: Iterable[str], named: str | None = None) -> Any:
         """Takes the column ``named`` by hand, else the first of the ``known`` ones with a value, or the first.

@@ -7,14 +7,37 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
-from kedro.io import AbstractDataset, DatasetError
+from kedro.io import AbstractDataset, CatalogProtocol, DatasetError
 
 from visual_grpo.common.errors import UserError
-from visual_grpo.common.files import new_draft, new_folder, replace_folder, settled
+from visual_grpo.common.files import from_here, new_draft, new_folder, replace_folder, settled
 from visual_grpo.data.manifest import RecordTable
 
 if TYPE_CHECKING:
     from kedro_datasets._typing import ImagePreview, TablePreview
+
+
+PATH = "path:"
+"""Before a dataset's name, an input of a node: where the dataset is, or would be (`path_of`)."""
+
+
+def path_of(catalog: CatalogProtocol, name: str) -> Path | None:
+    """Returns where a dataset of the catalog is, for reading; None for one in memory or on a different machine."""
+    dataset: Any = catalog.get(name)
+    described = {} if dataset is None else dataset._describe()
+    is_here = "filepath" in described and described.get("protocol", "file") == "file"
+    return settled(from_here(Path(described["filepath"]))) if is_here else None
+
+
+def require_path(catalog: CatalogProtocol, name: str) -> Path:
+    """Returns `path_of`; raises UserError where it is None."""
+    path = path_of(catalog, name)
+    if path is None:
+        raise UserError(
+            f"The catalog does not have {name} in a file or folder of this machine, which other commands read. Change"
+            " its entry in conf/*/catalog.yml."
+        )
+    return path
 
 
 class DataError(UserError, DatasetError):
@@ -40,18 +63,17 @@ class _PathDataset(AbstractDataset[Any, Any]):
         return self._path
 
 
-class Draft(AbstractDataset[None, None]):
-    """Stands for what a node fills and returns: an empty folder next to its output's place, or for the records the path
-    of a file (`hooks.inputs_and_outputs`)."""
+class GivenPath(AbstractDataset[None, None]):
+    """Stands for a path that the hook gives to a node (`hooks.inputs_and_outputs`)."""
 
     def __init__(self, *, metadata: dict[str, Any] | None = None) -> None:
         self.metadata = metadata
 
     def load(self) -> None:
-        """Returns nothing: the hook puts the folder in its place."""
+        """Returns nothing: the hook puts the path in its place."""
 
     def save(self, data: None) -> None:
-        raise DataError("a draft is only loaded")
+        raise DataError("a path is only loaded")
 
     def _exists(self) -> bool:
         return True

@@ -39,7 +39,7 @@ class EditSources:
             stem, number = (name, _NO_NUMBER) if found is None else (found[1], int(found[2]))
             self._series.setdefault((folder, stem), []).append((number, image))
         self.unused = sorted(image for name in {*self._series} - asked for _, image in self._series[name])
-        """Sources that no target has the name of."""
+        """Sources whose name no target has."""
         numbers = ((name[0], n) for name in asked for n, _ in self._series.get(name, ()) if n != _NO_NUMBER)
         self._first = dict(sorted(numbers, reverse=True))
         """Folder -> the least number in it, with which the series of every target begins."""

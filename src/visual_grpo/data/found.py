@@ -19,15 +19,7 @@ from visual_grpo.data.columns import NO_FILE, NOT_FETCHED
 from visual_grpo.data.edit_folders import folder_of
 from visual_grpo.data.folders import CAPTIONS
 from visual_grpo.data.media import each, held
-from visual_grpo.data.record import (
-    Record,
-    Rejected,
-    find_file,
-    is_image_name,
-    is_video_name,
-    listed,
-    stem_of,
-)
+from visual_grpo.data.record import Record, Rejected, find_file, is_image_name, is_video_name, listed, stem_of
 from visual_grpo.data.sources import RecordSource
 from visual_grpo.data.splits import split_in_path
 

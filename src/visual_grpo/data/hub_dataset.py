@@ -21,6 +21,24 @@ HUB = "hf://datasets/"
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
+def at_commit(data: DataConfig) -> DataConfig:
+    """Returns ``data`` with the commit that its branch is at as its revision: what is read in turns is of one commit.
+
+    Data that are not on the hub, or cannot be looked up without a network, stay as they are. Raises UserError where the
+    hub refuses.
+    """
+    if not data.path.startswith(HUB):
+        return data
+    commit = _commit(data.path.removeprefix(HUB), data.revision)
+    return data if commit is None else data.model_copy(update={"revision": commit})
+
+
+def commit_of(data: DataConfig) -> str | None:
+    """Returns the commit of a dataset on the hub; None if it is not known, and for other data."""
+    is_known = data.path.startswith(HUB) and _COMMIT.fullmatch(data.revision or "")
+    return data.revision if is_known else None
+
+
 def load_hub_dataset(data: DataConfig) -> dict[str | None, Any]:
     """Downloads the dataset at ``data.path`` and returns it by its splits.
 

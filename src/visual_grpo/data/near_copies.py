@@ -1,4 +1,4 @@
-"""Finds held-out pictures that look like pictures that train: the same photograph encoded, scaled or named anew.
+"""Finds held-out pictures that look like training pictures: the same photograph encoded, scaled or named anew.
 
 A picture is told by its difference hash, 64 signs of the differences between neighbouring greys (N. Krawetz, "Kind of
 Like That", hackerfactor.com, 2013, after D. Oftedal). Plain shapes share signs, so that greys and colours of a small

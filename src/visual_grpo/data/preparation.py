@@ -28,6 +28,7 @@ from visual_grpo.config import DataConfig
 from visual_grpo.config.data import ColumnsConfig
 from visual_grpo.data.checks import checked
 from visual_grpo.data.found import Found
+from visual_grpo.data.hub_dataset import at_commit, commit_of
 from visual_grpo.data.image_store import CHOOSE_VALUE, ImageStore, PreparedImage
 from visual_grpo.data.manifest import RecordTable, write_manifest
 from visual_grpo.data.near_copies import NearCopies
@@ -87,7 +88,7 @@ class Preparation:
     """Prepares one dataset; ``parameter`` names its path in messages. Raises UserError as `find_records` does."""
 
     def __init__(self, config: DataConfig, parameter: str = "data.path") -> None:
-        self._config = config
+        self._config = config = at_commit(config)
         self.source = find_records(config, parameter)
         self._report, self._found = Report(config), Found(self.source)
         self._groups = Groups(holds_out=bool(config.held_out_split))
@@ -102,6 +103,7 @@ class Preparation:
         """
         config, report = self._config, self._report
         facts = {"path": config.path, "layout": self.source.layout, "height": config.height, "width": config.width}
+        facts |= {"commit": commit_of(config)}
         store = ImageStore(manifest.parent / IMAGES, config)
         without_splits = manifest.with_suffix(".draft")
         try:

@@ -28,7 +28,7 @@ _SYSTEM_FILES = frozenset({"thumbs.db", "desktop.ini", "__macosx"})
 NULLS = frozenset({"", "nan", "null", "none", "n/a", "<na>"})
 """Spellings of missing values in spreadsheets and pandas, in lower case."""
 INVISIBLE = "\ufeff\u200b"
-"""Characters that nobody sees: the byte order mark and the space of no width."""
+"""Characters that nobody sees: the byte order mark and the zero-width space."""
 LFS_REMEDY = "Fetch the files with: git lfs pull"
 _LFS_POINTER = b"version https://git-lfs."
 _MB = 1_000_000

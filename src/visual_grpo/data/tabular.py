@@ -299,7 +299,7 @@ def _csv_rows(file: Path, data: DataConfig) -> Iterator[tuple[int, Row]]:
 
 
 def _header(rows: csv.DictReader[str], file: Path, data: DataConfig) -> list[str]:
-    """Strips and returns the names of the columns. Raises UserError if one is double, or none is the prompt's."""
+    """Strips and returns the names of the columns. Raises UserError if one occurs twice, or none is the prompt's."""
     try:
         rows.fieldnames = header = [name.strip() for name in rows.fieldnames or ()]
     except csv.Error as error:

@@ -32,7 +32,7 @@ Groups = Mapping[str, Mapping[str, Collection[str]]]
 FEW_UNITS = 100
 """With fewer independent prompts the decision says what gain they can detect."""
 _NAMED = 3
-"""Failed conditions that the sentence explains."""
+"""The most failed conditions that the sentence explains."""
 _RELATIONS = {">": (operator.gt, "above"), ">=": (operator.ge, "at least"), "<=": (operator.le, "at most")}
 
 

@@ -38,9 +38,8 @@ def limit_notes(history: pd.DataFrame, parameters: Mapping[str, Any], modules: S
 
 
 def _settings_of(module: str, parameters: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
-    shared = {"target_kl": None} | parameters["grpo"]  # Trainings of older versions have none.
     own = ModuleConfig.model_construct(**parameters.get("modules", {}).get(module) or {}).grpo()
-    sections = (("grpo", shared), (f"modules.{module}", own))
+    sections = (("grpo", parameters["grpo"]), (f"modules.{module}", own))
     return {name: (f"{section}.{name}", value) for section, values in sections for name, value in values.items()}
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -188,7 +189,7 @@ def _title(headline: Mapping[str, Any]) -> str:
 
 
 def _lineage(evaluation: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """(name, value) of what the result was made by and of."""
+    """Returns (name, value) pairs: what made the result, and from what."""
     training = evaluation.get("training", {})
     for name in dict.fromkeys([*_LINEAGE, *training]):
         value = training.get(name)
@@ -206,25 +207,33 @@ def _views(entries: Sequence[Entry]) -> list[dict[str, Any]]:
 
 
 def _tables(entries: Sequence[Entry]) -> list[dict[str, Any]]:
-    """Makes a table per sampler and split, held-out prompts first, with the intervals as bars."""
+    """Makes a table per sampler and split, held-out prompts first, with the intervals as bars.
+
+    A reward and its parts share a scale: colour distances run to 100, other rewards to 1."""
     tables: dict[tuple[str, str], list[Entry]] = {}
     for entry in entries:
         tables.setdefault((entry["split"], entry["sampler"]), []).append(entry)
     shown = []
     for (split, sampler), rows in sorted(tables.items(), key=lambda table: table[0][0] != "held_out"):
-        values = [row[key] for row in rows for key in ("ci_low", "ci_high", "difference") if row[key] is not None]
-        ends = min([0.0, *values]), max([0.0, *values])
+        reaches: dict[str, float] = defaultdict(float)
+        for row in rows:
+            sizes = [abs(row[key]) for key in ("ci_low", "ci_high", "difference") if row[key] is not None]
+            reaches[_reward(row)] = max([reaches[_reward(row)], *sizes])
         widest = max(rows, key=lambda entry: entry["prompts"])
-        scaled = [_scaled(entry, *ends) for entry in rows]
-        shown.append({"split": split, "sampler": sampler, "widest": widest, "ends": ends, "rows": scaled})
+        scaled = [_scaled(row, reaches[_reward(row)] or 1.0) for row in rows]
+        shown.append({"split": split, "sampler": sampler, "widest": widest, "rows": scaled})
     return shown
 
 
-def _scaled(entry: Entry, low: float, high: float) -> dict[str, Any]:
-    """Adds the interval in percent of the scale from ``low`` to ``high``."""
-    marks = {"zero": 0.0, "low": entry["ci_low"], "high": entry["ci_high"], "at": entry["difference"]}
-    span = (high - low) or 1.0
-    scale = {name: None if value is None else 4 + 92 * (value - low) / span for name, value in marks.items()}
+def _reward(entry: Entry) -> str:
+    """Returns the reward that a score is of, or a part of."""
+    return str(entry["name"].partition("/")[0])
+
+
+def _scaled(entry: Entry, reach: float) -> dict[str, Any]:
+    """Adds the interval in percent of the scale from -``reach`` to ``reach``."""
+    marks = {"low": entry["ci_low"], "high": entry["ci_high"], "at": entry["difference"]}
+    scale = {name: None if value is None else 50 + 46 * value / reach for name, value in marks.items()}
     return {**entry, "part": entry["name"].partition("/")[2], "scale": scale}
 
 

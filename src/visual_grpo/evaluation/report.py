@@ -65,7 +65,7 @@ def write_report(
 ) -> None:
     """Writes ``evaluation.html`` (self-contained), ``evaluation.json``, and PNGs of the reward's curve and of samples.
 
-    ``evaluation`` is of `evaluate`; ``parameters`` in it stand for those of the training. ``history`` has one row per
+    ``evaluation`` is of `evaluate`; ``parameters`` in it replace the training's. ``history`` has one row per
     training step; ``adapters`` is the folder that the training left, with the pictures of its alarms; ``defaults`` are
     the parameters of conf/base by their dotted names.
     """

@@ -31,6 +31,9 @@ NAMES = ("the base model", "the trained model")
 EVAL_NOTE = "Eval prompts choose the best adapter and may occur in training too: their scores are optimistic."
 FEW_NOTE = f"Fewer than {FEW_PROMPTS} independent prompts are too few to rely on the interval."
 _MOST_DECIMALS, _NO_SIZE = 6, 5e-7
+_DIGITS = 4
+"""Significant digits of a result's numbers; evaluation.json has all."""
+_OF_RESULT = {"gain": "difference", "low": "ci_low", "high": "ci_high", "base": "baseline", "trained": "trained"}
 _NUMBERS = ("baseline", "trained", "difference", "ci_low", "ci_high")
 _NOTHING: Mapping[str, Any] = {
     "name": "total",
@@ -130,15 +133,24 @@ def main_view(entries: Sequence[Entry]) -> tuple[str, str]:
     return min(views, key=lambda view: (view[0] != "held_out", view[1] != "eval"), default=("held_out", "eval"))
 
 
-def result(headline: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the numbers of a headline, nested, to compare runs; undefined ones are left out."""
-    blocks = {headline["name"]: headline, "task": headline["task"], "control": headline["control"]}
-    blocks |= {f"judge/{judge['name']}": judge for judge in headline["judges"]}
-    numbers = {
-        name: {key: block[key] for key in _NUMBERS if block[key] is not None} for name, block in blocks.items() if block
-    }
-    unscored = {side: headline[f"unscored_{side}"] for side in ("baseline", "trained")}
-    return numbers | {"unscored": unscored, "prompts": headline["prompts"], "images": headline["images"]}
+def result(headline: Mapping[str, Any]) -> dict[str, float]:
+    """Returns a headline as numbers with short names, the main ones first, to compare runs; docs/metrics.md explains
+    them. Undefined ones are left out."""
+    task, control, judges = headline["task"], headline["control"], headline["judges"]
+    numbers = {name: headline[key] for name, key in _OF_RESULT.items()}
+    if task:
+        numbers |= {"task": task["trained"], "task_base": task["baseline"]}
+    if control:
+        numbers |= {"gain_over_control": control["difference"], "low_over_control": control["ci_low"]}
+    if differences := [judge["difference"] for judge in judges if judge["difference"] is not None]:
+        numbers["by_judge"] = min(differences)
+    for judge in judges:
+        for prefix, key in {"judge": "difference", "judge_low": "ci_low", "judge_high": "ci_high"}.items():
+            numbers[f"{prefix}/{judge['name']}"] = judge[key]
+    numbers |= {"unscored": headline["unscored_trained"], "unscored_base": headline["unscored_baseline"]}
+    numbers["prompts"] = headline["prompts"]
+    # Tables show every digit.
+    return {name: float(f"{value:.{_DIGITS}g}") for name, value in numbers.items() if value is not None}
 
 
 def lines(headline: Mapping[str, Any]) -> list[str]:

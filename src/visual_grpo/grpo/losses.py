@@ -1,11 +1,11 @@
-"""Group-relative advantages, and the algorithms that make losses of them.
+"""Group-relative advantages, and the algorithms that turn them into losses.
 
 Shapes: B rows in group-major order (N prompts x G samples), S decision steps; log-probs, ratios, losses and weights are
 [B, S] float32, rewards and advantages [B] float32, masks [B, S] bool with True = counted. A reward of NaN marks an
 unscored sample: it is left out of every mean and its advantage is 0 (DeepSeekMath, arXiv 2402.03300, section 4.1).
 
-An algorithm makes a loss of each decision. Masks, aggregation, KL, counts and the correction to the sampler are of
-`PolicyLoss`, which is the same for all of them.
+An algorithm computes a loss for each decision. `PolicyLoss`, the same for all algorithms, adds masks, aggregation,
+KL, counts and the correction to the sampler.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def k3_kl(log_probs: Tensor, reference_log_probs: Tensor) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Algorithm(ABC, Generic[D]):
-    """Turns decisions and advantages into a loss of each decision.
+    """Turns decisions and advantages into a loss for each decision.
 
     A subclass is a dataclass. A parameter of `GRPOConfig` replaces the default of the field with its name.
     """
@@ -266,6 +266,44 @@ class NFT(Algorithm[Matches]):
         return (error.square().mean(2) / error.detach().abs().mean(2).clamp(min=1e-5)).cpu()
 
 
+@dataclass(frozen=True, kw_only=True)
+class AWM(GRPO):
+    """Advantage weighted matching, arXiv 2509.25050, with the weights of its authors' code
+    (scxue/advantage_weighted_matching, config/dgx_awm.py and scripts/train_sd3_awm.py).
+
+    GRPO whose log-probability is ``-s (e^p - 1e-10^p) / p`` with the mean squared error e of the velocity at the noise
+    level s and p = `POWER`, so that a large error counts less than in proportion. Advantages are at most 1, and the
+    squared distance to the velocity of the policy that sampled is added: it pulls back a policy that moves too far.
+    """
+
+    POWER: ClassVar[float] = 0.25
+    needs: ClassVar[type[Likelihoods]] = Matches
+    advantage_scale: ClassVar[Scale] = "batch"
+    clip_low: float = 1.0
+    clip_high: float = 1.0
+    advantage_clip: float = 5.0
+
+    def __call__(self, decisions: Likelihoods, advantages: Tensor, counted: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        assert isinstance(decisions, Matches)
+        loss, metrics = super().__call__(decisions, advantages / self.advantage_clip, counted)
+        return loss + mean_square(decisions.velocity - decisions.old_velocity), metrics
+
+    def ratio(self, decisions: Likelihoods, counted: Tensor) -> Tensor:
+        assert isinstance(decisions, Matches)
+        old = self.log_prob(decisions, decisions.old_velocity)
+        return importance_ratio(self.log_prob(decisions, decisions.velocity) - old)
+
+    def log_prob(self, decisions: Matches, velocity: Tensor) -> Tensor:
+        """[b, s] on the CPU."""
+        error = mean_square(velocity - decisions.target)
+        return -decisions.level * ((error + 1e-10) ** self.POWER - 1e-10**self.POWER) / self.POWER
+
+
+def mean_square(latents: Tensor) -> Tensor:
+    """[b, s, *D] -> [b, s] on the CPU."""
+    return latents.square().flatten(2).mean(2).cpu()
+
+
 LOSSES: dict[str, type[Algorithm[Any]]] = {
     "grpo": GRPO,
     "dr_grpo": DrGRPO,
@@ -273,6 +311,7 @@ LOSSES: dict[str, type[Algorithm[Any]]] = {
     "gspo": GSPO,
     "dppo": DPPO,
     "nft": NFT,
+    "awm": AWM,
 }
 """By the names that ``grpo.loss`` chooses from."""
 

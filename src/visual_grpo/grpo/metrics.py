@@ -20,7 +20,7 @@ from visual_grpo.grpo.losses import Scale, combined_rewards, group_advantages, u
 
 SAMPLER_GAP = "sampler_gap"
 _TRAINERS = ("approx_kl", "kl", SAMPLER_GAP)
-"""Metrics of decisions that the algorithm does not make itself."""
+"""Metrics of decisions that the algorithm does not compute itself."""
 
 
 @dataclass

@@ -28,7 +28,7 @@ _TABLES = {"qmap1": "dynamic", "qmap2": "udynamic"}
 
 
 MOST_IN_A_ROW = 3
-"""Updates that are skipped one after the other before the run stops: a model that is broken stays so."""
+"""Updates in a row that are skipped before the run stops: a broken model stays broken."""
 MOST_OVERFLOWS = 24
 """Updates in a row that float16's scaler skips because the gradient overflows. It starts at 2^16 and halves each
 time, so that after 24 the scale is no longer to blame."""

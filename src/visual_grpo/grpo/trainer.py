@@ -25,13 +25,7 @@ from visual_grpo.grpo.losses import LOSSES, PolicyLoss, combined_rewards, group_
 from visual_grpo.grpo.metrics import SAMPLER_GAP, Clock, UpdateMetrics, step_metrics
 from visual_grpo.grpo.optimizer import AdapterOptimizer, non_finite
 from visual_grpo.grpo.ratio_check import check_ratio
-from visual_grpo.grpo.sampling import (
-    PromptOrder,
-    ScoredRollout,
-    informative_groups,
-    require_scored,
-    sample_and_score,
-)
+from visual_grpo.grpo.sampling import PromptOrder, ScoredRollout, informative_groups, require_scored, sample_and_score
 
 T = TypeVar("T")
 
@@ -90,15 +84,16 @@ class GRPOTrainer(Generic[T]):
         """Takes all updates of a step on the informative groups of its rollouts; counts the step."""
         config, optimizer, region = self.config, self.optimizer, self.optimizer.trust_region
         batches, step, updates = self.build_batches(informative), self.step + 1, list[UpdateMetrics]()
-        policy_loss = PolicyLoss(config, batches)
         for number in range(config.updates_per_rollout):
+            taken = [batch.of_update(number) for batch in batches]
+            policy_loss = PolicyLoss(config, taken)
             on_policy = all(earlier.skipped for earlier in updates)  # The weights are still those that sampled.
             stats, own = UpdateMetrics(), UpdateMetrics()
             marks = phase(f"{self.module}: replay and gradient")
             with clock.phase("update"), marks, optimizer.skipping_non_finite(stats):
                 with optimizer.gradient_sums():
                     with ranks.gathering(own) as every_rank:
-                        for batch, rows, decisions in self.replay(batches, on_policy=on_policy):
+                        for batch, rows, decisions in self.replay(taken, on_policy=on_policy):
                             loss, metrics, counted = policy_loss(decisions, batch, rows)
                             if on_policy:
                                 own.record_gap(decisions.gap(), counted)
@@ -117,7 +112,7 @@ class GRPOTrainer(Generic[T]):
                     check_ratio(mean_gap, stats.max_gap, self.dtype, rounding, config.ratio_tolerance)
                     self._ratio_checked = True
                 if region is not None and on_policy:
-                    region.begin(partial(self._moved, batches))
+                    region.begin(partial(self._moved, taken))
                 prompts = [name for batch in batches for name in batch.prompt_ids(batch.rows)]
                 done = self.step * config.updates_per_rollout + number
                 stats.grad_norm, stats.learning_rate = optimizer.step(done, step, prompts)

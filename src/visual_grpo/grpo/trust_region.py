@@ -56,7 +56,7 @@ class TrustRegion:
             )
 
     def hold(self, part: float, *, taught: bool = True) -> float:
-        """Takes back what an update moved the policy beyond the target; returns what is left of its learning rate.
+        """Takes back the part of an update beyond the target; returns what is left of its learning rate.
 
         ``part``: the share of the step's length that should be done, by the schedule and the updates so far. Large
         steps leave the range in which the KL is a square, and are measured again. ``taught``: whether the update had a

@@ -1,6 +1,6 @@
-"""``kedro run`` as Kedro has it, but that a text in ``--params`` needs no quotes and may have commas.
+"""``kedro run`` as Kedro has it, except that a text in ``--params`` needs no quotes and may contain commas.
 
-The entry point `kedro.project_commands` in pyproject.toml puts it in the place of Kedro's own.
+The entry point `kedro.project_commands` in pyproject.toml replaces Kedro's own by it.
 """
 
 from __future__ import annotations

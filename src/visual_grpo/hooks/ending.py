@@ -17,8 +17,9 @@ from kedro.pipeline.node import Node
 from visual_grpo.common import console
 from visual_grpo.common.files import from_here
 from visual_grpo.config.pipelines import FLOW
+from visual_grpo.data.datasets import path_of
 from visual_grpo.evaluation import verdict
-from visual_grpo.hooks.inputs_and_outputs import about, path_of
+from visual_grpo.hooks.inputs_and_outputs import about
 from visual_grpo.operations.command import APART, Command, is_stage_of_dvc
 from visual_grpo.tracking.tracker import Tracker
 
@@ -39,7 +40,7 @@ class EndingHooks:
 
     @hook_impl
     def after_node_run(self) -> None:
-        """Collects errors that a library keeps: their frames refer to the model, and the next node loads its own."""
+        """Frees errors that a library keeps: their frames refer to the model, and the next node loads its own."""
         gc.collect()
 
     @hook_impl(tryfirst=True)

@@ -16,7 +16,7 @@ from visual_grpo.common import files
 from visual_grpo.common.errors import UserError
 from visual_grpo.config import Parameters
 from visual_grpo.config.pipelines import FLOW
-from visual_grpo.data.datasets import FolderDataset, RecordsDataset
+from visual_grpo.data.datasets import PATH, FolderDataset, RecordsDataset, path_of, require_path
 from visual_grpo.operations.command import Command
 
 
@@ -30,7 +30,7 @@ class InputHooks:
         missing = [name for name in read if not catalog.exists(name)]
         config: Parameters = catalog.load("parameters")
         makers = {about(catalog, name).get("made_by") for name in pipeline.all_outputs()}
-        if missing == ["base_model"] and makers == {"data_preparation"} and not config.data_is_drawn:
+        if missing == ["base_model"] and makers == {"data_preparation"} and not config.data_is_rendered:
             # Unused where the data are the user's own (see `prepare_records`).
             catalog["base_model"] = MemoryDataset({}, metadata=dict(about(catalog, "base_model")))
         elif missing:
@@ -48,10 +48,11 @@ class OutputHooks:
             files.hold(file)
 
     @hook_impl
-    def before_node_run(self, node: Node, catalog: CatalogProtocol, inputs: dict[str, Any]) -> dict[str, Any] | None:
-        """Puts the ``draft`` of the node's first output that has one next to its place."""
+    def before_node_run(self, node: Node, catalog: CatalogProtocol, inputs: dict[str, Any]) -> dict[str, Path]:
+        """Gives the node its paths: of datasets, and the ``draft`` of its first output that has one."""
+        paths = {name: require_path(catalog, name.removeprefix(PATH)) for name in inputs if name.startswith(PATH)}
         if "draft" not in inputs:
-            return None
+            return paths
         made = (catalog.get(name) for name in node.outputs)
         drafts = (one.draft() for one in made if isinstance(one, FolderDataset | RecordsDataset))
         if (draft := next(drafts, None)) is None:
@@ -59,7 +60,7 @@ class OutputHooks:
                 f"The node {node.short_name} fills a folder, which the catalog does not have for"
                 f" {' and '.join(node.outputs)}: expected a FolderDataset, as in conf/base/catalog.yml."
             )
-        return {"draft": draft}
+        return {**paths, "draft": draft}
 
     @hook_impl
     def after_pipeline_run(self, pipeline: Pipeline, catalog: CatalogProtocol) -> None:
@@ -82,13 +83,6 @@ def _locks(output: Path, checkpoints: Path, pipeline: Pipeline, catalog: Catalog
 def about(catalog: CatalogProtocol, name: str) -> Mapping[str, Any]:
     """Returns the metadata of a dataset in the catalog; empty if it has none."""
     return getattr(catalog.get(name), "metadata", None) or {}
-
-
-def path_of(catalog: CatalogProtocol, name: str) -> Path | None:
-    """Returns where a dataset is on disk; None for one in memory."""
-    dataset: Any = catalog.get(name)
-    described = dataset._describe() if dataset is not None else {}
-    return Path(described["filepath"]) if "filepath" in described else None
 
 
 def tags_of(pipeline: Pipeline) -> set[str]:

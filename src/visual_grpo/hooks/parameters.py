@@ -22,12 +22,13 @@ from visual_grpo.config import Parameters
 from visual_grpo.config.adapter_folder import BASE, LATEST, NONE, read_facts
 from visual_grpo.config.credentials import find_secrets
 from visual_grpo.config.pipelines import CHAMPION
-from visual_grpo.config.presets import OUTPUT, use_catalog
+from visual_grpo.config.presets import LISTED, OUTPUT, PRESETS, use_catalog
 from visual_grpo.config.schema import Resume, validate
+from visual_grpo.data.datasets import require_path
 from visual_grpo.hooks.inputs_and_outputs import tags_of
-from visual_grpo.operations.running import Running
 from visual_grpo.starter.world_defaults import with_world
 from visual_grpo.tracking.adapter_lookup import find_adapters, find_version, start_digest, start_of_training
+from visual_grpo.tracking.run_origin import Running
 from visual_grpo.tracking.tracker import check_packages
 from visual_grpo.tracking.trust import require_adapters, require_checkpoint, require_version
 
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from visual_grpo.models.run_spec import RunSpec  # It imports torch.
 
 RUN_SPEC, RUNNING = "params:run_spec", "params:running"
-"""The parameters, resolved for the model (`models.run_spec`); the command (`operations.running`)."""
+"""The parameters, resolved for the model (`models.run_spec`); the command (`tracking.run_origin.Running`)."""
 RETRAIN = "retrain"
 """The section that is not stored with a run, so that a file may hold a secret address in it. The command is stored."""
 PARAMETERS_OF = "parameters_of."
@@ -89,7 +90,7 @@ class ParameterHooks:
 
     @hook_impl
     def after_catalog_created(self, catalog: CatalogProtocol) -> None:
-        """Puts the validated objects in the place of the YAML's dictionaries."""
+        """Replaces the YAML's dictionaries by the validated objects."""
         put_parameters(self._parameters, catalog)
 
     @hook_impl(tryfirst=True)
@@ -101,7 +102,8 @@ class ParameterHooks:
         from visual_grpo.operations.preflight.check import check_before_run  # It imports torch.
 
         makes = pipeline.all_outputs()
-        present = _with_adapters(catalog.load("parameters"), pipeline, self._runtime)
+        latest = require_path(catalog, "adapters")
+        present = _with_adapters(catalog.load("parameters"), pipeline, latest, self._runtime)
         if present.distributed.processes > 1 and "distributed" in tags_of(pipeline) and not is_rank():
             from visual_grpo.grpo.distributed.torchrun import rerun  # It imports torch.
 
@@ -109,18 +111,19 @@ class ParameterHooks:
         parameters, spec, notes = check_before_run(present, makes, tags_of(pipeline), lambda: catalog.load("records"))
         if parameters.resume == Resume.SAME and "adapters" in makes:
             assert spec is not None  # Every pipeline that trains resolves the model.
-            parameters = _same_or_fresh(spec, pipeline, catalog)
+            parameters = _same_or_fresh(spec, pipeline, catalog, latest)
         put_parameters(parameters, catalog)
         if spec is not None:
             catalog[RUN_SPEC] = replace(spec, config=parameters)
         if spec is not None and "adapters" in makes and not (parameters.model_is_pretrained and "base_model" in makes):
-            _check_start(spec)
-        if parameters.reward != present.reward:
+            _check_start(spec, latest)
+        if "rewards" in tags_of(pipeline) and parameters.reward in PRESETS.keys() - {LISTED}:
             weights = ", ".join(
                 f"{name}: {'judge' if reward.judge else f'weight {reward.weight:g}'}"
                 for name, reward in parameters.rewards.items()
             )
-            console.note(f"Reward preset, chosen from the records: {parameters.reward} ({weights})")
+            chosen = "" if parameters.reward == present.reward else ", chosen from the records"
+            console.note(f"Reward preset{chosen}: {parameters.reward} ({weights})")
         for note in notes:
             console.note(note)
         if "adapters" in makes:
@@ -141,14 +144,13 @@ def _read(loader: AbstractConfigLoader, what: str) -> dict[str, Any]:
         raise UserError(f"The configuration in {loader.conf_source} cannot be read: {error}") from error
 
 
-def _with_adapters(present: Parameters, pipeline: Pipeline, runtime: dict[str, Any]) -> Parameters:
+def _with_adapters(present: Parameters, pipeline: Pipeline, latest: Path, runtime: dict[str, Any]) -> Parameters:
     """Returns the parameters of the adapters' training where the pipeline uses adapters, else ``present``.
 
     Raises UserError where their record has what a stranger's may not (`tracking.trust`).
     """
     if "adapters" in pipeline.all_outputs():
         return _for_training(present)
-    latest = present.place("adapters")
     tags = sorted(tag for tag in tags_of(pipeline) if tag.startswith(PARAMETERS_OF))
     names: list[str] = [attrgetter(tag.removeprefix(PARAMETERS_OF))(present) for tag in tags]
     named = next((name for name in names if name != NONE and (name != LATEST or latest.is_dir())), None)
@@ -170,12 +172,12 @@ def _with_adapters(present: Parameters, pipeline: Pipeline, runtime: dict[str, A
     return validate(with_world(tree))
 
 
-def _check_start(spec: RunSpec) -> None:
+def _check_start(spec: RunSpec, latest: Path) -> None:
     """Raises UserError if ``train.start`` names what the training cannot start from."""
     from visual_grpo.training.components import check_start  # It imports torch.
 
     start = spec.config.train.start
-    if start != BASE and (found := start_of_training(start, spec.config.place("adapters"))):
+    if start != BASE and (found := start_of_training(start, latest)):
         check_start(spec, found)
 
 
@@ -207,7 +209,7 @@ def _for_all_modules(tree: dict[str, Any], runtime: dict[str, Any]) -> dict[str,
     return {**tree, "modules": kept}
 
 
-def _same_or_fresh(spec: RunSpec, pipeline: Pipeline, catalog: CatalogProtocol) -> Parameters:
+def _same_or_fresh(spec: RunSpec, pipeline: Pipeline, catalog: CatalogProtocol, latest: Path) -> Parameters:
     """Resolves ``resume=same``: ``auto`` if the newest checkpoint is of this very training, else ``never``."""
     from visual_grpo import provenance
     from visual_grpo.training import resuming
@@ -218,7 +220,7 @@ def _same_or_fresh(spec: RunSpec, pipeline: Pipeline, catalog: CatalogProtocol) 
             remedy="train",
         )
     parameters, base_model, records = spec.config, catalog.load("base_model"), catalog.load("records")
-    start = start_of_training(parameters.train.start, parameters.place("adapters"))
+    start = start_of_training(parameters.train.start, latest)
     digest = None if start is None else start_digest(start)
     now = provenance.record(spec, base_model, records.digest, digest)
     why = resuming.why_another(Path(parameters.tracking.checkpoints), now)

@@ -24,10 +24,10 @@ from visual_grpo.config.decides import Decides, decides
 from visual_grpo.config.pipelines import FLOW
 from visual_grpo.config.presets import UNNAMED_ENVIRONMENTS
 from visual_grpo.config.stated import parameters_digest
+from visual_grpo.data.datasets import require_path
 from visual_grpo.hooks.inputs_and_outputs import tags_of
 from visual_grpo.hooks.parameters import RUNNING
 from visual_grpo.operations.command import render
-from visual_grpo.operations.running import Running
 from visual_grpo.tracking import run_origin
 from visual_grpo.tracking.adapter_lookup import find_adapters, training_run
 from visual_grpo.tracking.mlflow_api import CHANGED, NOT_EVALUATED, NOTHING_TRAINED, VERDICT, use_project
@@ -38,7 +38,7 @@ from visual_grpo.tracking.trust import PARAMETERS
 log = logging.getLogger(__name__)
 
 _NAMED = {
-    *("seed", "train.seed", "data.path"),
+    *("seed", "train.seed", "data.path", "environment"),
     *("grpo.loss", "grpo.steps", "grpo.learning_rate", "policy.train", "policy.stages"),
 }
 """Parameters that the run's name shows anyway."""
@@ -67,7 +67,7 @@ class TrackingHooks:
         names = run_params.get("pipeline_names") or ["__default__"]
         if "tracked" not in tags_of(pipeline):
             return
-        makes = pipeline.all_outputs()
+        makes, latest = pipeline.all_outputs(), require_path(catalog, "adapters")
         trains, judges_only = "adapters" in makes, "trained" in makes and "adapters" not in makes
         origin, earlier = None, None
         modules: Sequence[str] = ()
@@ -78,12 +78,12 @@ class TrackingHooks:
             origin = resuming.resumed_run(config)
             earlier = None if origin is None else origin.mlflow_run_id
         elif judges_only:
-            earlier = _run_of(find_adapters(config.adapter, config.place("adapters")))
+            earlier = _run_of(find_adapters(config.adapter, latest))
         named = os.environ.get("MLFLOW_RUN_ID")
-        changed = changed_parameters(config, self._runtime)
+        changed = changed_parameters(config, latest, self._runtime)
         name = os.environ.get("MLFLOW_RUN_NAME") or run_name(config, modules, names, self._environment, changed)
         tracker = Tracker.start(name, Path(config.output), console.note, earlier=named or earlier)
-        catalog[RUNNING] = Running(self._project_path, tracker)
+        catalog[RUNNING] = run_origin.Running(self._project_path, tracker)
         if earlier is not None and named is None and not tracker.continues:
             log.warning("MLflow run %s is gone: a new run begins", earlier)
         if tracker.continues and judges_only:
@@ -130,12 +130,12 @@ def _run_of(adapters: Path) -> str | None:
     return facts.get("mlflow_run_id")
 
 
-def changed_parameters(config: Parameters, given: Iterable[str]) -> dict[str, Any]:
+def changed_parameters(config: Parameters, latest: Path, given: Iterable[str]) -> dict[str, Any]:
     """Returns by their dotted names those parameters that a result depends on and that were ``given`` with
-    ``--params``, then those that differ from the training whose adapters are in the folder of outputs."""
+    ``--params``, then those that differ from the training whose adapters are in ``latest``."""
     now, before = training_params(config.public()), {}
     with suppress(UserError):  # There are no adapters, or nobody can use them.
-        before = training_params(read_facts(config.place("adapters"))["parameters"])
+        before = training_params(read_facts(latest)["parameters"])
     names = [name for name in now if any(name == one or name.startswith(f"{one}.") for one in given)]
     names += [name for name, value in now.items() if before and before.get(name) != value]
     return {name: now[name] for name in dict.fromkeys(names) if decides(name, Decides.EVERYTHING, rounding=False)}
@@ -155,23 +155,25 @@ def run_name(
     Args:
         modules: those that are trained; () = none.
         environment: Kedro's; None = the default one.
-        changed: `changed_parameters`; those that the name lacks come first, by the last part of their names.
+        changed: `changed_parameters`; they come first, by the last part of their names.
     """
     if modules:
         rates = dict.fromkeys(_scientific(config.grpo_of(module).learning_rate) for module in modules)
         joint = ["joint"] if config.policy.stages == "joint" and len(modules) > 1 else []
         steps = counted(config.grpo.steps, "step")
         what, seed = ["+".join(modules), *joint], config.training_seed
-        settings = [config.grpo.loss, steps, f"lr{'+'.join(rates)}"]
+        settings = {"grpo.loss": config.grpo.loss, "grpo.steps": steps, ".learning_rate": f"lr{'+'.join(rates)}"}
     else:
         ordered = [name for name in FLOW if name in pipelines] + sorted(set(pipelines) - set(FLOW))
-        what, seed, settings = ["+".join(ordered)], config.seed, []
+        what, seed, settings = ["+".join(ordered)], config.seed, {}
     start = [] if environment is None else [environment]
-    data = [] if config.data_is_drawn else [Path(config.data.path).name]
+    data = [] if config.data_is_rendered else [Path(config.data.path).name]
     unnamed = [name for name in changed if name not in _NAMED and not name.endswith(".learning_rate")]
     changes = [f"{name.rpartition('.')[2]}={_short(changed[name])}" for name in unnamed[:_MOST_CHANGES]]
     more = ["..."] if len(unnamed) > _MOST_CHANGES else []
-    return " ".join([*changes, *more, f"seed {seed}", *start, *data, *what, *settings])
+    first = [word for name, word in settings.items() if any(one.endswith(name) for one in changed)]
+    last = [word for word in settings.values() if word not in first]
+    return " ".join([*first, *changes, *more, f"seed {seed}", *start, *data, *what, *last])
 
 
 def _short(value: object) -> str:

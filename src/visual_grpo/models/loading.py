@@ -109,7 +109,7 @@ def check_tokenizer(part: Any, folder: Path) -> None:
 
 @contextmanager
 def loading(path: str) -> Iterator[None]:
-    """Turns what the hub's client and the model libraries raise into a UserError."""
+    """Turns errors of the hub's client and of the model libraries into a UserError."""
     try:
         if pointers := [*Path(path).glob(_POINTER), *Path(path).glob(f"*/{_POINTER}")]:
             raise ValueError(f"{pointers[0]} names a different model, to which it belongs. Merge the two.")
@@ -117,7 +117,7 @@ def loading(path: str) -> Iterator[None]:
     except HTTPError as error:
         raise UserError(
             f"The download of the model {path!r} broke off: {str(error).strip() or type(error).__name__}\nStart the"
-            " command again: it goes on with the files that are still missing."
+            " command again: it continues with the files that are still missing."
         ) from error
     except (OSError, ValueError, AttributeError, SafetensorError) as error:
         raise UserError(

@@ -61,8 +61,8 @@ class LoraFile:
 def read_lora(family: Family, file: Path) -> LoraFile:
     """Reads a LoRA on the transformer of the family's pipeline.
 
-    Raises UserError for what is no LoRA in safetensors, or one that changes more than the transformer's layers; some
-    of a different model are told by `require_fit` only.
+    Raises UserError for a file that is not a LoRA in safetensors, or one that changes more than the transformer's
+    layers; only `require_fit` recognises some LoRAs of a different model.
     """
     loader: Any = getattr(diffusers, family.saved_as[0], None)
     if not hasattr(loader, "lora_state_dict"):
@@ -194,7 +194,7 @@ def _scale_of(config: Mapping[str, Any]) -> float | None:
 
 
 def _alpha(layer: str, alphas: Iterable[Mapping[str, Any] | None], rank: int) -> float:
-    """The alpha that a file has beside a layer (of FLUX.1; the other converters apply it); the rank without one."""
+    """The alpha that a file has next to a layer (of FLUX.1; the other converters apply it); the rank without one."""
     for known in filter(None, alphas):
         for name, value in known.items():
             if name.removeprefix(_PREFIX) == f"{layer}.alpha":

@@ -19,7 +19,7 @@ from visual_grpo.config import (
     SamplerConfig,
     SamplingConfig,
 )
-from visual_grpo.grpo.losses import LOSSES
+from visual_grpo.grpo.losses import LOSSES, unread_clips
 from visual_grpo.models.family import Family, find_family
 from visual_grpo.models.module import Kind, ModelSettings
 
@@ -215,6 +215,16 @@ def _problems(family: Family, config: Parameters, modules: tuple[str, ...]) -> I
             yield (
                 f"grpo.loss is {grpo.loss}, which needs {needs.described}, and {name} has none. Set a different loss,"
                 " or train only a different module (policy.train)."
+            )
+        if unread := unread_clips(own := config.grpo_of(name)):
+            yield (
+                f"grpo.loss is {grpo.loss}, which has no {' and no '.join(unread)}: {name} would not be clipped. Leave"
+                f" {'it' if len(unread) == 1 else 'them'} out, or set a loss that clips, such as grpo."
+            )
+        if family.modules[name].kind == "flow" and policy.flow.draws > own.updates_per_rollout:
+            yield (
+                f"policy.flow.draws is {policy.flow.draws}, but the updates of a rollout take one draw each, and {name}"
+                f" has only {own.updates_per_rollout}. Lower it, or raise grpo.updates_per_rollout."
             )
     flows = [name for name in modules if family.modules[name].kind == "flow"]
     if flows:

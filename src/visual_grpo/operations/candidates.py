@@ -48,11 +48,11 @@ class ComparedModel:
 BASE = ComparedModel("the base model", None, {})
 
 
-def find_model(named: str, parameters: Parameters) -> ComparedModel:
+def find_model(named: str, latest: Path, parameters: Parameters) -> ComparedModel:
     """Returns the adapters that a parameter names, or the base model; raises as `model_in` does."""
     if named == NONE:
         return BASE
-    return model_in(named, find_adapters(named, parameters.place("adapters")), parameters)
+    return model_in(named, find_adapters(named, latest), parameters)
 
 
 def model_in(name: str, folder: Path, parameters: Parameters) -> ComparedModel:
@@ -100,7 +100,7 @@ def shared_scorer(parameters: Parameters, facts: Mapping[str, Any], records: Seq
     return scorer
 
 
-def draw_model(
+def sample_model(
     parameters: Parameters,
     model: ComparedModel,
     other: ComparedModel,
@@ -129,8 +129,8 @@ def draw_model(
 def gate_settings(promotion: PromotionConfig, evaluation: EvaluationConfig) -> str:
     """Returns a digest (64 hex digits) of the parameters that decide a gate."""
     rule = promotion.model_dump(mode="json", exclude={"candidate", "model", "alias", "base_copy_mb"})
-    drawn = evaluation.model_dump(mode="json", include={"seed", "images_per_prompt"})
-    return hashlib.sha256(json.dumps([rule, drawn], sort_keys=True).encode()).hexdigest()
+    generated = evaluation.model_dump(mode="json", include={"seed", "images_per_prompt"})
+    return hashlib.sha256(json.dumps([rule, generated], sort_keys=True).encode()).hexdigest()
 
 
 def reward_differences(champion: ComparedModel, candidate: ComparedModel) -> list[str]:

@@ -1,4 +1,4 @@
-"""The command line of a run, and what to run after an error: what is printed runs when it is pasted."""
+"""The command line of a run, and what to run after an error: a printed command runs when it is pasted."""
 
 from __future__ import annotations
 

@@ -194,7 +194,8 @@ def _commit_with(project: Path, digest: str) -> str:
 def _base(facts: Mapping[str, Any], project: Path) -> Line:
     model, content = str(facts["model"]), facts.get("model_content")
     if content is None:
-        return Line("base model", model, UNKNOWN, "it is on the model hub: no digest of its files")
+        shown = f"{model} at commit {facts['parameters']['model']['revision']}"
+        return Line("base model", shown, UNKNOWN, "it is on the hub: its files were not read")
     shown, folder = f"{model} {content[:12]}", project / Path(model).expanduser()
     if not folder.is_dir():
         return Line("base model", shown, UNKNOWN, f"{model} does not exist here")
@@ -210,7 +211,7 @@ def main() -> int:
     parser.add_argument("--env", help="Kedro's environment, whose adapters are the latest; without it the default")
     arguments, folder = parser.parse_args(), Path.cwd()
     try:
-        latest = read_project(folder, arguments.env).config.place("adapters")
+        latest = read_project(folder, arguments.env).place("adapters")
         subject = find_subject(arguments.name, latest)
         checked = lines(subject, folder)
     except UserError as error:

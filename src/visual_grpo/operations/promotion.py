@@ -14,7 +14,6 @@ from visual_grpo.common.errors import UserError, counted
 from visual_grpo.common.files import require_no_links
 from visual_grpo.config import Parameters, PromotionConfig
 from visual_grpo.config.adapter_folder import NONE, weights_digest
-from visual_grpo.config.presets import place
 from visual_grpo.data.manifest import RecordTable
 from visual_grpo.data.splits import HELD_OUT, SEALED
 from visual_grpo.evaluation.gate import decide, subgroups_of
@@ -22,10 +21,10 @@ from visual_grpo.evaluation.samples import distinct_prompts
 from visual_grpo.operations.candidates import (
     BASE,
     ComparedModel,
-    draw_model,
     find_model,
     model_in,
     reward_differences,
+    sample_model,
     shared_scorer,
     unseen,
 )
@@ -43,11 +42,11 @@ class NotPromotedError(UserError):
     exit_code = NOT_PROMOTED
 
 
-def find_candidate(named: str, parameters: Parameters) -> ComparedModel:
+def find_candidate(named: str, latest: Path, parameters: Parameters) -> ComparedModel:
     """Returns the adapters that ask to become champion; raises as `model_in` does."""
     if named == NONE:
         raise UserError("promotion.candidate is none, the base model: name an adapter")
-    candidate = find_model(named, parameters)
+    candidate = find_model(named, latest, parameters)
     require_no_links(candidate.adapters)  # Before anything is generated: no version could be made of it.
     return candidate
 
@@ -111,14 +110,13 @@ def check_number_of_gates(limit: int, registry: Registry, excluding: tuple[str, 
         )
 
 
-def earlier_stages(output: str, digest: str, kept: Path) -> dict[str, Any]:
+def earlier_stages(promotion: Path, judgement_file: Path, digest: str, kept: Path) -> dict[str, Any]:
     """Returns the decision that made the candidate champion and keeps its report; empty if it is gone."""
-    file = place(output, "judgement")
-    judgement = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
+    judgement = json.loads(judgement_file.read_text(encoding="utf-8")) if judgement_file.is_file() else None
     if judgement is None or judgement["candidate"]["digest"] != digest:
         return {}
-    require_no_links(place(output, "promotion"))
-    shutil.copytree(place(output, "promotion"), kept, dirs_exist_ok=True)
+    require_no_links(promotion)
+    shutil.copytree(promotion, kept, dirs_exist_ok=True)
     return dict(judgement["stages"])
 
 
@@ -144,7 +142,7 @@ def judge_stages(
     for split, chosen in judged.items():
         groups = subgroups_of(chosen, settings.subgroups)
         scores = {
-            name: draw_model(
+            name: sample_model(
                 parameters, model, candidate, chosen, scorer, samples_folder(folder, split, name), split=split
             )
             for name, model in models.items()

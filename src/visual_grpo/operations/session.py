@@ -13,6 +13,7 @@ from typing import Any
 
 import click
 from kedro.config import MissingConfigException
+from kedro.framework import project as framework
 from kedro.framework.session import KedroSession
 from kedro.io import DatasetError
 from omegaconf.errors import ConfigTypeError, OmegaConfBaseException
@@ -35,7 +36,7 @@ class Session(KedroSession):
     def create(cls, *args: Any, **kwargs: Any) -> KedroSession:
         """Creates a `KedroSession`; raises click.ClickException for a different project's code or no environment."""
         session = super().create(*args, **kwargs)
-        project, name = session._project_path, str(session._package_name)
+        project, name = Path(session.store["project_path"]), str(framework.PACKAGE_NAME)
         code = Path(str(sys.modules[name].__file__)).resolve().parent
         if (
             code != (project / "src" / name).resolve()
@@ -44,7 +45,8 @@ class Session(KedroSession):
                 f"The code that would run is {code}, but this project is {project}, whose commit would be recorded."
                 " Use this project's own environment.\nRun: make setup && source .venv/bin/activate"
             )
-        environment, configuration = session.store.get("env"), Path(session._conf_source)
+        environment = session.store.get("env")
+        configuration = Path(kwargs.get("conf_source") or project / framework.settings.CONF_SOURCE)
         if environment and configuration.is_dir() and not (configuration / environment).is_dir():
             known = sorted(folder.name for folder in configuration.iterdir() if folder.is_dir())
             raise click.ClickException(

@@ -30,7 +30,6 @@ from visual_grpo.evaluation.alarm import picture_of
 from visual_grpo.evaluation.pictures import caption, grid, of_file, of_sample, scaled, table
 from visual_grpo.operations.command import APART, Command, is_stage_of_dvc
 from visual_grpo.operations.reproduction.repeat import mixed_parts
-from visual_grpo.operations.running import Running
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.tracking import run_origin
 from visual_grpo.tracking.adapter_lookup import training_run
@@ -161,28 +160,28 @@ class TrainingCommand:
             log.image(picture, name, step)
 
 
-def show_replaced(config: Parameters, run_id: str | None) -> None:
-    """Says which adapters of more steps this training will replace, and whether MLflow keeps them.
+def show_replaced(folder: Path, steps: int, run_id: str | None) -> None:
+    """Says which adapters in ``folder`` a training of ``steps`` will replace, and whether MLflow keeps them.
 
-    ``run_id`` is its own MLflow run, which the pictures of this training's first part are in too.
+    ``run_id`` is its own MLflow run. Of a run that goes on, the adapters of its earlier part are replaced silently.
     """
-    folder, steps = config.place("adapters"), config.grpo.steps
     try:
         facts = read_facts(folder)
     except UserError:  # There are none, or nobody can use them.
         return
-    if facts.get("steps", 0) <= steps:
-        return
-    run = None
+    before, run = facts.get("steps", 0), None
     with suppress(UserError):  # MLflow does not answer.
         run = training_run(facts)
-    if run is None or run.info.run_id == run_id or run.data.tags.get(TRAINING_DIGEST) != file_digest(folder / FACTS):
-        kept = "MLflow does not keep them: copy the folder before this training ends."
+    is_own = run_id is not None and run_id in (facts.get("mlflow_run_id"), run.info.run_id if run else None)
+    if is_own and before <= steps:
+        return
+    if run is None or is_own or run.data.tags.get(TRAINING_DIGEST) != file_digest(folder / FACTS):
+        kept = "MLflow does not keep it: copy the folder before this training ends."
     else:
-        kept = f"MLflow keeps them: adapter={run.info.run_id}"
+        kept = f"MLflow keeps it: adapter={run.info.run_id}"
     known = ", ".join(str(facts[name]) for name in (RUN_NAME, "finished") if facts.get(name))
     console.note(
-        f"This training of {counted(steps, 'step')} will replace the adapters of {facts['steps']} steps in {folder}"
+        f"This training replaces the adapter of {counted(before, 'step')} in {folder}"
         f"{f' ({known})' if known else ''}. {kept}"
     )
 
@@ -199,18 +198,16 @@ def show_mixed(provenance: Mapping[str, Any]) -> None:
 def training_provenance(
     config: Parameters,
     present: provenance.Provenance,
-    running: Running,
+    command: Mapping[str, str],
     start: Path | None,
     origin: resuming.ResumedRun | None,
 ) -> dict[str, Any]:
     """Returns the record of the adapters apart from their parameters, with the commands that resumed their training.
 
-    ``present`` is the record of this part of the training.
+    ``present`` is the record of this part of the training, ``command`` what is known of its command (`Running.facts`).
     """
     inputs = {name: value for name, value in present.items() if name not in ("parameters", *provenance.RUNTIME)}
-    records, *others = (config.place(name) for name in ("records", "base_model", "baseline"))
-    now = running.facts([config.data.path, present["model"], records.parent, *others])
-    now |= {name: present[name] for name in provenance.RUNTIME}
+    now = {**command, **{name: present[name] for name in provenance.RUNTIME}}
     made_by = None if start is None or start.is_file() else read_facts(start).get("mlflow_run_id")
     if made_by is not None:
         now[START_RUN] = made_by
@@ -266,7 +263,7 @@ def _where_it_stopped(run: TrainingRun) -> str:
     if APART in os.environ:
         return f"Stopped after step {run.trainer.step} of {run.config.grpo.steps}."
     if is_stage_of_dvc():
-        return f"{stopped}Go on with the command that called DVC: the stage goes on from the checkpoint."
+        return f"{stopped}Repeat the command that called DVC: the stage continues from the checkpoint."
     return f"{stopped}Go on with: {command.resuming(run.config.resume, folder)}"
 
 

@@ -20,19 +20,27 @@ from visual_grpo.training.evaluation_samples import generate_samples
 
 def create_pipeline() -> Pipeline:
     return Pipeline(
-        [Node(draw_baseline, ["params:run_spec", "base_model", "records", "draft"], "baseline", name="draw_baseline")],
+        [
+            Node(
+                generate_baseline,
+                ["params:run_spec", "base_model", "records", "path:baseline", "draft"],
+                "baseline",
+                name="generate_baseline",
+            )
+        ],
         tags=["tracked", "distributed", "training", "rewards", "parameters_of.named_adapter"],
     )
 
 
-def draw_baseline(spec: RunSpec, base_model: dict[str, Any], records: RecordTable, draft: Path) -> Path:
+def generate_baseline(
+    spec: RunSpec, base_model: dict[str, Any], records: RecordTable, present: Path, draft: Path
+) -> Path:
     """Generates and scores samples of the policy without an adapter, also at each control's settings.
 
-    An existing baseline is kept if the same one would be generated.
+    A baseline at ``present``, its place, is kept if the same one would be generated.
     """
     components.check_unchanged(base_model, spec)
     now = provenance.record(spec, base_model, records.digest)
-    present = spec.config.place("baseline")
     # The files of a model on the hub may have changed, unless its revision is a commit.
     known = base_model["content"] or re.fullmatch(r"[0-9a-f]{40}", spec.config.model.revision or "")
     why = _redraw_reason(present, now, spec.config.evaluation.redraw, bool(known))

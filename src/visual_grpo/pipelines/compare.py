@@ -16,29 +16,36 @@ from visual_grpo.config.decides import PIPELINES
 from visual_grpo.data.manifest import RecordTable
 from visual_grpo.evaluation import report
 from visual_grpo.evaluation.samples import distinct_prompts
-from visual_grpo.operations.candidates import ComparedModel, draw_model, find_model, shared_scorer, unseen
+from visual_grpo.operations.candidates import ComparedModel, find_model, sample_model, shared_scorer, unseen
 from visual_grpo.starter.world_defaults import default_parameters
 
 
 def create_pipeline() -> Pipeline:
     return Pipeline(
-        [Node(compare_adapters, ["parameters", "records", "draft"], "comparison", name="compare_adapters")],
+        [
+            Node(
+                compare_adapters,
+                ["parameters", "records", "path:adapters", "draft"],
+                "comparison",
+                name="compare_adapters",
+            )
+        ],
         tags=["apart", "model", "parameters_of.compare.adapter"],
     )
 
 
-def compare_adapters(parameters: Parameters, records: RecordTable, draft: Path) -> Path:
+def compare_adapters(parameters: Parameters, records: RecordTable, latest: Path, draft: Path) -> Path:
     """Generates with both models and reports the differences, with the parameters of the second's training."""
     asked = parameters.compare
-    first, second = (find_model(named, parameters) for named in (asked.first, asked.second))
+    first, second = (find_model(named, latest, parameters) for named in (asked.first, asked.second))
     if first.folder is None and second.folder is None:
         raise UserError("compare: first and second are both none, the base model; name an adapter")
     settings = parameters.evaluation
     shared = distinct_prompts(unseen(records, (first, second), "compare"), settings.max_prompts)
     before, after = draft / "first", draft / "second"
     scorer = shared_scorer(parameters, second.facts or first.facts, shared)
-    draw_model(parameters, first, second, shared, scorer, before)
-    draw_model(parameters, second, first, shared, scorer, after)
+    sample_model(parameters, first, second, shared, scorer, before)
+    sample_model(parameters, second, first, shared, scorer, after)
     codes = provenance.code(parameters, hub=False)
     notes = [f"The rewards are taken from the training of {(second if second.facts else first).name}."]
     if first.facts and second.facts:

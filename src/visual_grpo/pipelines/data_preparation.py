@@ -45,6 +45,7 @@ def _print_report(report: Mapping[str, Any]) -> None:
         "Records",
         {
             "found in": f"{report['path']} ({report['layout']})",
+            **({"commit": report["commit"]} if report["commit"] else {}),
             **({"files": files_line(report["files"])} if report["files"]["found"] else {}),
             **({"columns": columns_line(report["columns"])} if report["columns"] else {}),
             **({"splits": splits_line(report["found_splits"])} if report["found_splits"] else {}),

@@ -31,10 +31,10 @@ def create_pipeline() -> Pipeline:
         [
             Node(choose_adapters, ["params:adapter", "adapters"], "judged_adapters", name="choose_adapters"),
             Node(
-                draw_trained,
+                generate_trained,
                 ["params:run_spec", "base_model", "records", "baseline", "judged_adapters", "draft"],
                 "trained",
-                name="draw_trained",
+                name="generate_trained",
             ),
             Node(
                 compare_with_baseline,
@@ -68,7 +68,7 @@ def choose_adapters(named: str, adapters: Path) -> Path:
     return folder
 
 
-def draw_trained(
+def generate_trained(
     spec: RunSpec,
     base_model: dict[str, Any],
     records: RecordTable,

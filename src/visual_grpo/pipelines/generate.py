@@ -13,6 +13,7 @@ from visual_grpo.common import console
 from visual_grpo.common.errors import UserError, counted
 from visual_grpo.common.types import PromptRecord, Sample, TextSample
 from visual_grpo.config import DataConfig
+from visual_grpo.config.adapter_folder import LATEST
 from visual_grpo.config.pipelines import GenerateConfig
 from visual_grpo.data.preparation import ad_hoc_records
 from visual_grpo.evaluation.pictures import Painter, caption, grid, of_sample, save, suffix_of
@@ -25,7 +26,14 @@ from visual_grpo.training import components
 
 def create_pipeline() -> Pipeline:
     return Pipeline(
-        [Node(draw_prompts, ["params:run_spec", "draft"], "generated", name="draw_prompts")],
+        [
+            Node(
+                generate_for_prompts,
+                ["params:run_spec", "path:adapters", "path:generated", "draft"],
+                "generated",
+                name="generate_for_prompts",
+            )
+        ],
         tags=["apart", "model", "unscored", "parameters_of.adapter"],
     )
 
@@ -36,23 +44,36 @@ _SHEET_COLUMNS, _SHEET_MOST = 5, 100
 _NEEDS = {"i2i": "an edit needs an image to edit", "segmentation": "a query is about an image"}
 
 
-def draw_prompts(spec: RunSpec, draft: Path) -> Path:
-    """Writes a picture of each sample, a list of them, and a contact sheet."""
+def generate_for_prompts(spec: RunSpec, latest: Path, present: Path, draft: Path) -> Path:
+    """Writes a picture of each sample, a list of them, and a contact sheet, which will replace ``present``."""
     parameters, settings = spec.config, spec.config.generate
     with _prompts(settings, parameters.data) as records:
-        adapters = adapters_or_base(parameters.adapter, parameters.place("adapters"))
+        adapters = adapters_or_base(parameters.adapter, latest)
+        _show_replaced(present, parameters.adapter, adapters)
         painter, model = negative_points(parameters.rewards), components.build_model(spec, adapters)
         sampler = getattr(parameters.sampling, settings.sampler)
         asked = requests(records, settings.samples, settings.seed)
-        drawn: list[tuple[Request, Sample]] = []
-        with console.progress("Drawing", len(asked)) as bar:
+        generated: list[tuple[Request, Sample]] = []
+        with console.progress("Generating", len(asked)) as bar:
             for batch, samples in generate_batches(model, asked, sampler, parameters.evaluation.batch_size):
-                drawn += zip(batch, samples, strict=True)
+                generated += zip(batch, samples, strict=True)
                 bar.advance(len(batch))
-        _write(draft, drawn, painter, settings.samples)
+        _write(draft, generated, painter, settings.samples)
     with_what = "without an adapter" if adapters is None else f"with the adapter {parameters.adapter}"
-    console.note(f"Generated {counted(len(drawn), 'picture')} for {counted(len(records), 'prompt')} {with_what}.")
+    console.note(f"Generated {counted(len(generated), 'picture')} for {counted(len(records), 'prompt')} {with_what}.")
     return draft
+
+
+def _show_replaced(folder: Path, name: str, adapters: Path | None) -> None:
+    """Says which pictures will be replaced, and what keeps them."""
+    if not (folder / LISTED).is_file():
+        return
+    count = len((folder / LISTED).read_text(encoding="utf-8").splitlines())
+    adapter = name if adapters is None or name != LATEST else adapters
+    console.note(
+        f"This replaces {counted(count, 'earlier picture')} in {folder}. To keep them, name a different folder for the"
+        f" new ones: output=FOLDER,adapter={adapter}"
+    )
 
 
 @contextmanager
@@ -76,10 +97,10 @@ def _prompts(settings: GenerateConfig, data: DataConfig) -> Iterator[Sequence[Pr
         yield records
 
 
-def _write(folder: Path, drawn: Sequence[tuple[Request, Sample]], painter: Painter, each: int) -> None:
-    digits = len(str(len(drawn)))
+def _write(folder: Path, generated: Sequence[tuple[Request, Sample]], painter: Painter, each: int) -> None:
+    digits = len(str(len(generated)))
     rows, pictures = [], []
-    for number, (request, sample) in enumerate(drawn, start=1):
+    for number, (request, sample) in enumerate(generated, start=1):
         file = f"{number:0{digits}d}{suffix_of(sample)}"
         save(request.record, sample, painter, folder / file)
         pictures.append(of_sample(request.record, sample, painter))

@@ -33,8 +33,8 @@ def check(parameters: Parameters) -> dict[str, Any]:
     spec, device_name = resolve(parameters), parameters.model.device
     if device_kind(device_name) != "cuda" or not torch.cuda.is_available():
         raise UserError(
-            f"model.device is {device_name}, which is not a GPU of this machine; expected a GPU to check. What a"
-            " training needs is planned without any.",
+            f"model.device is {device_name}, which is not a GPU of this machine. gpu_check needs one; the pipeline"
+            " plan needs none.",
             remedy="plan",
         )
     device = resolve_device(device_name)

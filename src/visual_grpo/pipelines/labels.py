@@ -24,13 +24,7 @@ from visual_grpo.data.manifest import RecordTable
 from visual_grpo.data.splits import OPEN
 from visual_grpo.evaluation.pictures import BETTER, INK, PAPER, WIDTH, WORSE, caption, grid
 from visual_grpo.evaluation.samples import image_seed
-from visual_grpo.rewards.segmentation import (
-    DEFAULT,
-    PointPrompt,
-    Segmenter,
-    build_segmenter,
-    true_box_and_points,
-)
+from visual_grpo.rewards.segmentation import DEFAULT, PointPrompt, Segmenter, build_segmenter, true_box_and_points
 
 
 def create_pipeline() -> Pipeline:

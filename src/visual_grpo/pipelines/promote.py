@@ -34,22 +34,40 @@ from visual_grpo.tracking.registry import Registry
 def create_pipeline() -> Pipeline:
     return Pipeline(
         [
-            Node(judge, ["parameters", "records", "draft"], ["promotion", "judgement"], name="judge_candidate"),
-            Node(promote, ["parameters", "promotion", "judgement"], "promotion_result", name="promote_candidate"),
+            Node(
+                judge,
+                ["parameters", "records", "path:adapters", "path:promotion", "path:judgement", "draft"],
+                ["promotion", "judgement"],
+                name="judge_candidate",
+            ),
+            Node(
+                promote,
+                ["parameters", "path:adapters", "promotion", "judgement"],
+                "promotion_result",
+                name="promote_candidate",
+            ),
             Node(require_promotion, "promotion_result", None, name="require_promotion"),
         ],
         tags=["model", "parameters_of.promotion.candidate"],
     )
 
 
-def judge(parameters: Parameters, records: RecordTable, draft: Path) -> tuple[Path, dict[str, Any]]:
+def judge(
+    parameters: Parameters,
+    records: RecordTable,
+    latest: Path,
+    earlier_promotion: Path,
+    earlier_judgement: Path,
+    draft: Path,
+) -> tuple[Path, dict[str, Any]]:
     """Generates with all models and returns their folder with the report, and the gate's decision.
 
-    Nothing is generated if the candidate is already the champion. The parameters come from the candidate's training.
+    Nothing is generated if the candidate is already the champion: the earlier report is kept. The parameters come from
+    the candidate's training.
     """
     settings = parameters.promotion
     registry = Registry.of(settings, parameters.output)
-    candidate, champion = find_candidate(settings.candidate, parameters), registry.champion()
+    candidate, champion = find_candidate(settings.candidate, latest, parameters), registry.champion()
     digest = weights_digest(candidate.adapters)
     present = {"parameters": parameters.public(), **provenance.code(parameters)}
     if changed := judge_differences(candidate, present):
@@ -66,7 +84,7 @@ def judge(parameters: Parameters, records: RecordTable, draft: Path) -> tuple[Pa
     }
     if champion is not None and champion.weights == digest:
         sentence = f"{candidate.name} is already the champion, version {champion.version} of {registry.name}."
-        stages = earlier_stages(parameters.output, digest, draft)
+        stages = earlier_stages(earlier_promotion, earlier_judgement, digest, draft)
         return draft, known | {"promoted": True, "already": True, "sentence": sentence, "stages": stages}
     references = find_references(candidate, champion, parameters)
     if reason := refusal(settings, registry, candidate, references):
@@ -98,11 +116,11 @@ def _write_report(
     report.write_report(folder, evaluation, before, after, history, defaults=default_parameters())
 
 
-def promote(parameters: Parameters, promotion: Path, judgement: dict[str, Any]) -> dict[str, Any]:
+def promote(parameters: Parameters, latest: Path, promotion: Path, judgement: dict[str, Any]) -> dict[str, Any]:
     """Registers what was judged better as a version and moves the alias to it, last; returns what became of it."""
     settings, digest = parameters.promotion, judgement["candidate"]["digest"]
     registry = Registry.of(settings, parameters.output)
-    adapters = find_candidate(settings.candidate, parameters).adapters
+    adapters = find_candidate(settings.candidate, latest, parameters).adapters
     champion, judged_against = registry.champion(), judgement["champion"]
     now = None if champion is None else champion.weights
     # After a crash, the candidate may be champion already.

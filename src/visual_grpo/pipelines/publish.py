@@ -27,30 +27,33 @@ from visual_grpo.tracking.model_card import CARD, Published, is_one_folder, mode
 
 
 def create_pipeline() -> Pipeline:
-    return Pipeline([Node(publish, "parameters", "publication", name="publish")], tags=["apart"])
+    return Pipeline(
+        [Node(publish, ["parameters", "path:adapters", "path:evaluation"], "publication", name="publish")],
+        tags=["apart"],
+    )
 
 
 _CONFIG = "adapter_config.json"
 _UPLOADED = (".safetensors", _CONFIG)
-"""Ends of the names of a module's files that are uploaded: its record and its pictures tell of this machine's data."""
+"""Endings of the files of a module that are uploaded; its record and its pictures would reveal this machine's data."""
 _LICENCE = ("license", "license_name", "license_link")
 # A folder's name must follow, so that a fraction is none.
 _ABSOLUTE = re.compile(r"(?<![\w.:/])(~?/[\w.-]+/|[A-Za-z]:\\)[^\s`'\"),]*")
 
 
-def publish(parameters: Parameters) -> dict[str, Any]:
+def publish(parameters: Parameters, latest: Path, evaluation: Path) -> dict[str, Any]:
     """Uploads weights and card of ``adapter`` to ``publish.repository``; returns the repository and its commit."""
     settings = parameters.publish
     if settings.repository is None:
         raise UserError("publish: name the repository on the hub with publish.repository=OWNER/NAME")
-    adapters = find_adapters(parameters.adapter, parameters.place("adapters"))
+    adapters = find_adapters(parameters.adapter, latest)
     facts = read_facts(adapters)
     require_no_links(adapters)
     check_weights(adapters)
     base = _base_model(facts, settings)
     if huggingface_hub.get_token() is None:
         raise UserError("publish: this machine has no token of the hub. Run `hf auth login`, or set HF_TOKEN.")
-    result = _result(parameters.place("evaluation"), adapters)
+    result = _result(evaluation, adapters)
     try:
         of_base: Any = huggingface_hub.model_info(base, revision=facts["parameters"]["model"]["revision"]).card_data
         licence = {name: str(of_base[name]) for name in _LICENCE if of_base is not None and of_base.get(name)}
@@ -78,7 +81,7 @@ def _base_model(facts: Mapping[str, Any], settings: PublishConfig) -> str:
     if settings.base_model is None:
         raise UserError(
             f"publish: the base model is the folder {facts['model']}, which others do not have. Name the repository"
-            " that it is a copy of with publish.base_model=OWNER/NAME. (Of the starter's model there is none.)"
+            " that it is a copy of with publish.base_model=OWNER/NAME. (The starter's model has none.)"
         )
     return settings.base_model
 
@@ -108,12 +111,12 @@ def _stage(folder: Path, adapters: Path, card: str, base: str) -> None:
 
 
 def _require_nothing_of_this_machine(folder: Path) -> None:
-    """Raises UserError if a text among the files names a place of this machine, or has its token."""
+    """Raises UserError if a text among the files names a path on this machine, or contains its token."""
     for name, text in _texts(folder):
         place = _ABSOLUTE.search(text)
         shown = "your token" if str(huggingface_hub.get_token()) in text else None if place is None else place[0]
         if shown is not None:
-            raise UserError(f"publish: {name} would tell {shown} to everybody, so nothing was uploaded.")
+            raise UserError(f"publish: {name} contains {shown}, which everybody could read. Nothing was uploaded.")
 
 
 def _texts(folder: Path) -> Iterator[tuple[str, str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from kedro.pipeline import Node, Pipeline
@@ -11,28 +12,32 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.config import Parameters
 from visual_grpo.config.adapter_folder import START_RUN, read_facts
 from visual_grpo.operations.reproduction.repeat import repeat, require_own
-from visual_grpo.operations.running import Running
 from visual_grpo.tracking.adapter_lookup import find_adapters, find_start
+from visual_grpo.tracking.run_origin import Running
 
 
 def create_pipeline() -> Pipeline:
     return Pipeline(
         [
-            Node(reproduce_training, ["parameters", "params:running"], "reproduction", name="reproduce_training"),
+            Node(
+                reproduce_training,
+                ["parameters", "params:running", "path:adapters"],
+                "reproduction",
+                name="reproduce_training",
+            ),
             Node(require_match, "reproduction", None, name="require_match"),
         ],
         tags=["apart"],
     )
 
 
-def reproduce_training(parameters: Parameters, running: Running) -> dict[str, Any]:
+def reproduce_training(parameters: Parameters, running: Running, latest: Path) -> dict[str, Any]:
     """Repeats the training that ``run`` names: see `visual_grpo.operations.reproduction.repeat.repeat`."""
     if parameters.run is None:
         raise UserError(
             "reproduce: name the training with run=ID: the id or name of an MLflow run, a folder of adapters, or"
-            " latest, what the train pipeline left in this output folder"
+            " latest (what the train pipeline left in this output folder)"
         )
-    latest = parameters.place("adapters")
     try:
         adapters, start = find_adapters(parameters.run, latest), None
     except UserError as error:
@@ -50,6 +55,6 @@ def reproduce_training(parameters: Parameters, running: Running) -> dict[str, An
 
 
 def require_match(reproduction: dict[str, Any]) -> None:
-    """Raises UserError where the repeated training is not the run."""
+    """Raises UserError where the repeated training does not match the run."""
     if not reproduction["matches"]:
         raise UserError(str(reproduction["sentence"]))

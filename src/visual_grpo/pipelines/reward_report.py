@@ -78,10 +78,10 @@ def report_rewards(spec: RunSpec, base_model: dict[str, Any], records: RecordTab
     model = components.build_model(spec)
     asked = requests(prompts, settings.samples, parameters.evaluation.seed)
     samples: list[Sample] = []
-    with console.progress("Drawing", len(asked)) as bar:
+    with console.progress("Generating", len(asked)) as bar:
         sampler = spec.samplers[settings.sampler]
-        for batch, drawn in generate_batches(model, asked, sampler, parameters.evaluation.batch_size):
-            samples += drawn
+        for batch, generated in generate_batches(model, asked, sampler, parameters.evaluation.batch_size):
+            samples += generated
             bar.advance(len(batch))
     scored = score_twice(scorer, [request.record for request in asked], samples)
     table, related = reward_table(scored, parameters.grpo), correlations(scored)

@@ -54,12 +54,13 @@ def what_is_there(starter: StarterConfig, data: DataConfig) -> str:
         if not world.judges or world.installed_judges:
             return made
         return (
-            f"{made}\nNo judge is installed, which would tell whether a gain carries over to a score other than the"
+            f"{made}\nNo judge is installed. One would show whether a gain carries over to a score other than the"
             f" reward: make install-worker NAME={next(iter(world.judges))}"
         )
     return (
         f"Base model: {starter.model}\nWarning: this small model was pretrained on rendered {world.name} and nothing"
-        f" else. It shows that {data.path} trains; for pictures worth having name a released model with model.path."
+        f" else. It only tests whether a training on {data.path} works. For usable pictures, name a released model with"
+        " model.path."
     )
 
 

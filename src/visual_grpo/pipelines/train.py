@@ -10,12 +10,10 @@ from kedro.pipeline import Node, Pipeline
 
 from visual_grpo import provenance
 from visual_grpo.common import console
+from visual_grpo.common.files import from_here
 from visual_grpo.common.types import StepMetrics
 from visual_grpo.config import flatten
-from visual_grpo.config.adapter_folder import (
-    BASELINE,
-    adapter_digest,
-)
+from visual_grpo.config.adapter_folder import BASELINE, DATA_COMMIT, adapter_digest
 from visual_grpo.data.drift import profile_of, write_profile
 from visual_grpo.data.manifest import RecordTable
 from visual_grpo.data.splits import OPEN
@@ -25,7 +23,6 @@ from visual_grpo.grpo.distributed.rollouts import RankZeroScorer
 from visual_grpo.grpo.two_stage import Trainer
 from visual_grpo.models.model import DistributedModel, Model
 from visual_grpo.models.run_spec import RunSpec
-from visual_grpo.operations.running import Running
 from visual_grpo.operations.training_command import (
     TrainingCommand,
     complete_adapters,
@@ -36,6 +33,7 @@ from visual_grpo.operations.training_command import (
 )
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.tracking.adapter_lookup import start_digest, start_of_training
+from visual_grpo.tracking.run_origin import Running
 from visual_grpo.tracking.sync import DIGEST
 from visual_grpo.tracking.tracker import open_logs
 from visual_grpo.training import components, resuming
@@ -47,7 +45,7 @@ def create_pipeline() -> Pipeline:
         [
             Node(
                 train,
-                ["params:run_spec", "params:running", "base_model", "records", "baseline", "draft"],
+                ["params:run_spec", "params:running", "base_model", "records", "baseline", "path:adapters", "draft"],
                 ["adapters", "training_history"],
                 name="train",
             ),
@@ -57,15 +55,22 @@ def create_pipeline() -> Pipeline:
 
 
 def train(
-    spec: RunSpec, running: Running, base_model: dict[str, Any], records: RecordTable, baseline: Path, draft: Path
+    spec: RunSpec,
+    running: Running,
+    base_model: dict[str, Any],
+    records: RecordTable,
+    baseline: Path,
+    latest: Path,
+    draft: Path,
 ) -> tuple[Path, pd.DataFrame]:
     """Trains the adapters; returns their folder, and one row of metrics a step.
 
-    ``baseline`` must pair, so that the trained adapter can be compared with it.
+    ``baseline`` must pair, so that the trained adapter can be compared with it. ``latest`` is where the adapters will
+    be, and those of an earlier training are.
     """
     config, tracker = spec.config, running.log
     components.check_unchanged(base_model, spec)
-    start = start_of_training(config.train.start, config.place("adapters"))
+    start = start_of_training(config.train.start, latest)
     if start is not None:
         components.check_start(spec, start)
     if start is not None and start.is_file():
@@ -85,14 +90,16 @@ def train(
     for split in ("train", "eval"):
         scorer.check_records(data[split])
     profile = profile_of(records)  # Before the training, which a missing picture must not end.
-    made_by = training_provenance(config, present, running, start, origin) | {BASELINE: extent}
+    read = [config.data.path, present["model"], from_here(records.path.parent), from_here(baseline)]
+    made_by = training_provenance(config, present, running.facts(read), start, origin) | {BASELINE: extent}
+    made_by |= {DATA_COMMIT: commit} if (commit := records.report.get("commit")) else {}
     arguments = {
         "data": data,
         "provenance": made_by,
         "origin": origin,
         "run_id": tracker.run_id,
     }
-    show_replaced(config, tracker.run_id)
+    show_replaced(latest, config.grpo.steps, tracker.run_id)
     show_mixed(made_by)
     every = config.evaluation.every or config.grpo.steps
     monitor = HackingMonitor(baseline, config.alarm, -(-config.grpo.steps // every), scorer.weights)

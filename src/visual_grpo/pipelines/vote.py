@@ -1,4 +1,4 @@
-"""Lets people choose between pictures, and says what their choices come to.
+"""Lets people choose between pictures, and evaluates their choices.
 
 The pairs to judge are generated now, or come from a baseline and its trained model, or from a folder that ``generate``
 wrote; their pictures are kept next to the file of choices.
@@ -33,7 +33,6 @@ from visual_grpo.common.processes import stop_request
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config.adapter_folder import weights_digest
 from visual_grpo.config.pipelines import VoteConfig
-from visual_grpo.config.presets import place
 from visual_grpo.data.manifest import RecordTable
 from visual_grpo.evaluation.comparison import EVAL_SAMPLER
 from visual_grpo.evaluation.paired import preference
@@ -55,11 +54,20 @@ from visual_grpo.training import components
 
 def create_pipeline() -> Pipeline:
     return Pipeline(
-        [Node(collect_votes, ["params:run_spec", "records", "draft"], "votes", name="collect_votes")],
+        [
+            Node(
+                collect_votes,
+                ["params:run_spec", "records", *(f"path:{name}" for name in ("adapters", *SIDES, "votes")), "draft"],
+                "votes",
+                name="collect_votes",
+            )
+        ],
         tags=["apart", "model"],
     )
 
 
+SIDES = {"baseline": "baseline", "trained": "evaluate"}
+"""Datasets whose samples ``vote.source=ab`` pairs, and their pipelines."""
 CHOICES = "01_raw/votes/choices.jsonl"
 """File in the folder ``output``, unless ``vote.choices`` names a different file."""
 _COLUMNS = ["voter", "choice", "pair", "source", "prompt", "record", "family", "first", "second", "at"]
@@ -68,8 +76,13 @@ PAIRS_FILE = "pairs.jsonl"
 """File next to the choices: the pairs that have been generated, so that none is generated twice."""
 
 
-def collect_votes(spec: RunSpec, records: RecordTable, draft: Path) -> Path:
-    """Returns the folder with what the choices come to; ``vote.choices`` has each choice as soon as it is made."""
+def collect_votes(
+    spec: RunSpec, records: RecordTable, latest: Path, baseline: Path, trained: Path, present: Path, draft: Path
+) -> Path:
+    """Returns the folder with the results of all choices, which will replace ``present``.
+
+    ``vote.choices`` has each choice as soon as it is made.
+    """
     parameters = spec.config
     if parameters.data.frames is not None:
         raise UserError(
@@ -77,15 +90,15 @@ def collect_votes(spec: RunSpec, records: RecordTable, draft: Path) -> Path:
             " them with a reward (docs/rewards.md), or look at them with generate."
         )
     file = Path(parameters.vote.choices or Path(parameters.output) / CHOICES)
-    final = parameters.place("votes")
-    if final.resolve() in file.resolve().parents:
+    if present.resolve() in file.resolve().parents:
         raise UserError(
             f"vote.choices is {file}, in a folder that each run of this pipeline replaces; keep choices with the data"
         )
     for line in read_choices(file).damaged:
         console.note(f"{file}: a line cannot be read and is ignored: {line}")
-    ballot = Ballot(find_pairs(spec, records, file), file, parameters.vote.seed)
-    _vote(parameters.vote, ballot, final.with_suffix(".html"))
+    pairs = find_pairs(spec, records, file, latest, (baseline, trained))
+    ballot = Ballot(pairs, file, parameters.vote.seed)
+    _vote(parameters.vote, ballot, present.with_suffix(".html"))
     if parameters.vote.source == AB:
         _report_blind(ballot.standing(), draft)
     else:
@@ -97,7 +110,7 @@ def collect_votes(spec: RunSpec, records: RecordTable, draft: Path) -> Path:
 
 
 def _vote(settings: VoteConfig, ballot: Ballot, door: Path) -> None:
-    """Serves the page until all is judged, the page's button or Ctrl-C.
+    """Serves the page until every pair is judged, or the page's button or Ctrl-C ends the vote.
 
     ``door`` is a file that leads the browser to the page: other users see a program's arguments, and the page's address
     is secret.
@@ -105,7 +118,10 @@ def _vote(settings: VoteConfig, ballot: Ballot, door: Path) -> None:
     left = len(ballot.pending(settings.voter))
     if not left:
         judged = counted(len(ballot.pairs), "pair")
-        console.note(f"{settings.voter} has judged all {judged}. For more: vote.pairs; for somebody else: vote.voter.")
+        console.note(
+            f"{settings.voter} has judged all {judged}. For more pairs, raise vote.pairs; for a different voter, set"
+            " vote.voter."
+        )
         return
     with (
         served(ballot, settings.voter, settings.port) as url,
@@ -113,7 +129,7 @@ def _vote(settings: VoteConfig, ballot: Ballot, door: Path) -> None:
     ):
         console.note(f"{counted(left, 'pair')} to judge by {settings.voter}. Open this page on this machine:")
         console.note(url)
-        console.note("Keys: 1 first, 2 second, 0 equal, s skip, u undo. The button finish or Ctrl-C ends it.")
+        console.note("Keys: 1 first, 2 second, 0 equal, s skip, u undo. The finish button or Ctrl-C ends the vote.")
         # Without a screen, a browser would be a program that takes the terminal.
         screen = sys.platform in ("darwin", "win32") or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
         if settings.open_browser and sys.stdout.isatty() and screen:
@@ -131,7 +147,7 @@ def _vote(settings: VoteConfig, ballot: Ballot, door: Path) -> None:
 
 
 def _report_blind(choices: Sequence[Choice], folder: Path) -> None:
-    """Says, and writes, what share prefers the trained model."""
+    """Prints and writes the share that prefers the trained model."""
     judged = [choice for choice in choices if choice.preference is not None]
     if not judged:
         console.note("Nothing was judged yet.")
@@ -153,7 +169,7 @@ def _fit_head(file: Path) -> None:
     """Fits a head, if there are enough choices, and says how to train with it."""
     decisive = decided(read_choices(file).standing)
     if decisive < LEAST:
-        console.note(f"{counted(decisive, 'decided choice')} for a reward so far; it needs {LEAST}.")
+        console.note(f"{counted(decisive, 'decided choice')} so far; a reward needs {LEAST}.")
         return
     console.note(f"A reward of these choices, with pixels as features: {fitted_head(file, PIXELS)}.")
     console.note(f"Train with it: --params=reward=null,rewards.votes.options.head={file.with_name(FILE)}")
@@ -164,24 +180,26 @@ def _table(choices: Sequence[Choice]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=_COLUMNS)
 
 
-def find_pairs(spec: RunSpec, records: RecordTable, file: Path) -> list[Pair]:
+def find_pairs(spec: RunSpec, records: RecordTable, file: Path, latest: Path, sides: tuple[Path, Path]) -> list[Pair]:
     """Returns as many pairs as ``vote`` asks for, one of each prompt before the second of any.
 
     Args:
         file: of the choices; pictures are kept next to it.
+        latest: adapters of the last training.
+        sides: samples of the base model and of the trained one, each where it would be.
     """
     settings = spec.config.vote
     if settings.source == DRAW:
-        return _drawn_pairs(spec, records, file)
+        return _generated_pairs(spec, records, file, latest)
     if settings.source == AB:
-        return _blind_pairs(settings, spec.config.output, records, file)
+        return _blind_pairs(settings, sides, records, file)
     return _folder_pairs(settings, file)
 
 
-def _drawn_pairs(spec: RunSpec, records: RecordTable, file: Path) -> list[Pair]:
+def _generated_pairs(spec: RunSpec, records: RecordTable, file: Path, latest: Path) -> list[Pair]:
     """Generates two samples of a training prompt for each pair that was not generated before."""
     parameters = spec.config
-    adapters = adapters_or_base(parameters.vote.adapter, parameters.place("adapters"))
+    adapters = adapters_or_base(parameters.vote.adapter, latest)
     if adapters is not None:
         spec = sampled_alike(parameters, model_in(parameters.vote.adapter, adapters, parameters).facts)
     sampler = getattr(parameters.sampling, parameters.vote.sampler)
@@ -191,13 +209,13 @@ def _drawn_pairs(spec: RunSpec, records: RecordTable, file: Path) -> list[Pair]:
         "sampler": sampler.model_dump(mode="json"),
         "size": [parameters.data.height, parameters.data.width],
     }
-    asked, drawn = _asked(parameters.vote, records, what), _drawn_before(file)
-    missing = {pair: requests for pair, requests in asked.items() if pair not in drawn}
+    asked, generated = _asked(parameters.vote, records, what), _generated_before(file)
+    missing = {pair: requests for pair, requests in asked.items() if pair not in generated}
     if missing:
         painter, model = negative_points(parameters.rewards), components.build_model(spec, adapters)
         pending, names = list(itertools.chain(*missing.values())), iter(missing)
         size = 2 * max(1, parameters.evaluation.batch_size // 2)
-        with console.progress("Drawing pairs", len(missing)) as bar:
+        with console.progress("Generating pairs", len(missing)) as bar:
             for batch, samples in generate_batches(model, pending, sampler, size):
                 pictures = [of_sample(asks.record, s, painter) for asks, s in zip(batch, samples, strict=True)]
                 for row in range(0, len(batch), 2):
@@ -214,9 +232,9 @@ def _drawn_pairs(spec: RunSpec, records: RecordTable, file: Path) -> list[Pair]:
                         sources=tuple(keep(read_image(path), file) for path in record.source_images),
                     )
                     append_line(file.with_name(PAIRS_FILE), asdict(pair))
-                    drawn[pair.pair] = pair
+                    generated[pair.pair] = pair
                 bar.advance(len(batch) // 2)
-    return [drawn[pair] for pair in asked]
+    return [generated[pair] for pair in asked]
 
 
 def _asked(settings: VoteConfig, records: RecordTable, what: Mapping[str, Any]) -> dict[str, tuple[Request, Request]]:
@@ -236,7 +254,7 @@ def _asked(settings: VoteConfig, records: RecordTable, what: Mapping[str, Any]) 
     return asked
 
 
-def _drawn_before(file: Path) -> dict[str, Pair]:
+def _generated_before(file: Path) -> dict[str, Pair]:
     """Reads the pairs whose pictures are still there, without damaged lines."""
     pairs: dict[str, Pair] = {}
     listed = file.with_name(PAIRS_FILE)
@@ -248,14 +266,12 @@ def _drawn_before(file: Path) -> dict[str, Pair]:
     return pairs
 
 
-def _blind_pairs(settings: VoteConfig, output: str, records: RecordTable, file: Path) -> list[Pair]:
+def _blind_pairs(settings: VoteConfig, folders: Sequence[Path], records: RecordTable, file: Path) -> list[Pair]:
     """Pairs samples of held-out prompts with the same seed, the base model's first."""
-    folders = [place(output, name) for name in ("baseline", "trained")]
-    makers = ("baseline", "evaluate")
-    for folder, maker in zip(folders, makers, strict=True):
+    for folder, maker in zip(folders, SIDES.values(), strict=True):
         if not (folder / SCORES).is_file():
             raise UserError(f"vote.source=ab compares {folders[0]} with {folders[1]}. Make {folder}.", remedy=maker)
-    baseline, trained = (read_record(folder, maker) for folder, maker in zip(folders, makers, strict=True))
+    baseline, trained = (read_record(*side) for side in zip(folders, SIDES.values(), strict=True))
     require_pair(baseline, trained)
     table = all_pairs(*folders)
     rows: list[Any] = table[(table["split"] == "held_out") & (table["sampler"] == EVAL_SAMPLER)].to_dict("records")

@@ -37,6 +37,7 @@ FAMILIES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "a detector of your choice": ("object_layout",),
         "EfficientNet": ("efficientnet",),
         "Mask2Former": ("geneval",),
+        "BLIP": ("imagereward",),
     },
     "is the source kept?": {
         "DINOv2": ("dino_structure", "dino_identity"),
@@ -52,7 +53,7 @@ FAMILIES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 """Question -> what looks at the picture -> built-in rewards and workers, in brackets a rubric.
 
 Rewards of one family share their mistakes, be it the same network with other heads: a judge answers the same question
-by a different family.
+by a different family. ImageReward stands twice: it was trained on how well pictures show what was asked for, too.
 """
 _TEXTS = {".csv", ".json", ".jsonl", ".md", ".txt", ".yaml", ".yml"}
 """Endings of files, such as a list of words, that a judge may share with the reward."""

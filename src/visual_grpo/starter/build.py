@@ -18,19 +18,11 @@ from visual_grpo.common.device import processor
 from visual_grpo.common.digests import record_content, recorded_content
 from visual_grpo.common.quiet_libraries import hidden_progress_bars
 from visual_grpo.config import DataConfig, StarterConfig
-from visual_grpo.starter.pretraining import (
-    Advance,
-    Job,
-    digest_of,
-    own_code,
-    run_side_by_side,
-    stamped,
-    write_once,
-)
+from visual_grpo.starter.pretraining import Advance, Job, digest_of, own_code, run_side_by_side, stamped, write_once
 from visual_grpo.starter.worlds import SmallModel, find_world
 
 _VERSION = 7
-"""Raised when the same configuration gives other weights."""
+"""Raise it when the same configuration gives different weights."""
 BASES = Path(__file__).parent / "bases"
 """Small models that come with the package, as the pretraining left them (`make base`)."""
 

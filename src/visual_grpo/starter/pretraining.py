@@ -131,8 +131,8 @@ def noised(clean: Tensor, generator: torch.Generator, shift: float = 1.0) -> tup
 
     Returns x, the target velocity noise - clean, both like ``clean``, and sigma [B].
     """
-    noise = torch.randn(clean.shape, generator=generator)
-    even = torch.rand(len(clean), generator=generator) * (1 - _LEAST_SIGMA) + _LEAST_SIGMA
+    noise = torch.randn(clean.shape, generator=generator).to(clean.device)
+    even = torch.rand(len(clean), generator=generator).to(clean.device) * (1 - _LEAST_SIGMA) + _LEAST_SIGMA
     sigma = shift * even / (1 + (shift - 1) * even)
     share = sigma.view(-1, *[1] * (clean.ndim - 1))
     return (1 - share) * clean + share * noise, noise - clean, sigma

@@ -111,7 +111,7 @@ def find_world(name: object) -> World:
 def own_functions(config: Parameters) -> list[str]:
     """Returns the functions outside of this package that render the data and pretrain the model of ``config``."""
     world = find_world(config.starter.world)
-    called = [world.render] if config.data_is_drawn else []
+    called = [world.render] if config.data_is_rendered else []
     called += world.models[config.model.family].functions if config.model_is_pretrained else []
     return [function for function in called if not function.startswith("visual_grpo.")]
 

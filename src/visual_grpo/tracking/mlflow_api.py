@@ -74,7 +74,7 @@ VERDICT, NOT_EVALUATED, NOTHING_TRAINED = "verdict", "not evaluated", "trains no
 
 
 def use_project(project: Path) -> None:
-    """Makes the project's mlflow.db the address, a relative one since none can have a ?, unless one is set."""
+    """Sets the address, unless there is one, to the project's mlflow.db; relative, since none may contain a ?."""
     if not os.environ.get("MLFLOW_TRACKING_URI"):
         os.environ["MLFLOW_TRACKING_URI"] = f"{SQLITE}{os.path.relpath(project / 'mlflow.db')}"
 

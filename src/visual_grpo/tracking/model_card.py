@@ -11,6 +11,7 @@ from huggingface_hub import ModelCardData
 
 from visual_grpo.common.errors import counted
 from visual_grpo.config import GRPOConfig, LoraParams, Parameters
+from visual_grpo.config.adapter_folder import DATA_COMMIT
 
 CARD = "README.md"
 _HUB_DATA = "hf://datasets/"
@@ -95,8 +96,9 @@ def model_card(
     config = Parameters.model_validate(facts["parameters"])
     base = facts["model"] if published is None else published.base
     about = {
-        "Base model": f"`{base}`, whose licence applies",
-        "Data": f"`{_shown(config.data.path, published)}` ({config.data.task}), digest `{facts['data'][:12]}`",
+        "Base model": f"`{base}`{_at(config.model.revision)}, whose licence applies",
+        "Data": f"`{_shown(config.data.path, published)}` ({config.data.task}){_at(facts.get(DATA_COMMIT))}, digest"
+        f" `{facts['data'][:12]}`",
         "Training": f"{counted(facts['steps'], 'step')}, {counted(facts['samples'], 'sample')},"
         f" loss {config.grpo.loss}, seed {facts['seed']}",
         "Start": f"`{_shown(config.train.start, published)}`, digest `{facts['start'][:12]}`"
@@ -145,6 +147,10 @@ def _origin(facts: Mapping[str, Any]) -> dict[str, str]:
     for label, name in (("Resumed by", "resumed.command"), ("Resumed with the code of", "resumed.git.commit")):
         told[label] = ", ".join(f"`{line}`" for line in facts.get(name, "").splitlines())
     return told
+
+
+def _at(commit: str | None) -> str:
+    return f" at commit `{commit[:12]}`" if commit else ""
 
 
 def _shown(place: str, published: Published | None) -> str:

@@ -19,14 +19,7 @@ from visual_grpo.config import PromotionConfig
 from visual_grpo.config.adapter_folder import adapter_digest, check_weights, modules_of, read_facts, weights_digest
 from visual_grpo.config.pipelines import CHAMPION
 from visual_grpo.tracking import mlflow_api
-from visual_grpo.tracking.adapter_lookup import (
-    SCHEME,
-    WEIGHTS,
-    Registered,
-    find_version,
-    own_run,
-    versions_with,
-)
+from visual_grpo.tracking.adapter_lookup import SCHEME, WEIGHTS, Registered, find_version, own_run, versions_with
 from visual_grpo.tracking.model_card import model_card
 from visual_grpo.tracking.sync import DIGEST
 

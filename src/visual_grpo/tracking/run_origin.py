@@ -1,4 +1,7 @@
-"""Records where adapters come from: command, commit, uncommitted changes, DVC hashes, versions of libraries."""
+"""Records where adapters come from: command, commit, uncommitted changes, DVC hashes, versions of libraries.
+
+A node gets it as `Running`, and asks neither git nor DVC nor MLflow itself.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -16,11 +20,29 @@ from typing import Any
 from visual_grpo.common import console
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.processes import under_torchrun
+from visual_grpo.tracking.tracker import Tracker
 
 DECISIVE = ("src", "conf", "dvc.yaml", "pyproject.toml", "requirements.lock", "quantised.lock", ":(glob)*.py")
 """Paths that results depend on. Changes elsewhere, such as a report written after the commit, do not count as dirty."""
 _LIBRARIES = ("torch", "transformers", "diffusers", "peft", "kedro", "mlflow")
 _DVC = "dvc."
+
+
+@dataclass(frozen=True)
+class Running:
+    """A command in the folder of a project; by default it logs to nothing, as in a script."""
+
+    project: Path = field(default_factory=Path.cwd)
+    log: Tracker = field(default_factory=Tracker)
+
+    def facts(self, read: Sequence[str | Path]) -> dict[str, str]:
+        """Returns the command line, commit, versions and DVC's hashes of what is ``read``, by their names in a
+        record."""
+        return {"command": command(), **git_tags(self.project), **version_tags(), **dvc_tags(self.project, read)}
+
+    def changes(self) -> bytes:
+        """Returns how the code differs from its commit (`changes`)."""
+        return changes(self.project)
 
 
 def command() -> str:

@@ -69,7 +69,7 @@ LIMITS = {
     "max_images": 16,  # Source images of a row.
     "max_pixels": 178_956_970,  # Of all source images together.
 }
-"""What one request may ask for at most; ``model_config`` changes it where a version is loaded."""
+"""The most that one request may ask for; ``model_config`` changes it where a version is loaded."""
 _EXAMPLE = "a small red circle on the left"
 _SEEDED_AS = "prompt"
 """The id that seeds are made of, as for ``generate.prompt``: both generate the same image at the same seed."""

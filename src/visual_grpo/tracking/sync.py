@@ -10,6 +10,7 @@ import json
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,7 @@ from visual_grpo.common.quiet_libraries import silence_libraries
 from visual_grpo.config import BESIDE_FLOW, Parameters, flatten
 from visual_grpo.config.adapter_folder import FACTS, HISTORY, modules_of
 from visual_grpo.config.presets import place
-from visual_grpo.evaluation.verdict import change, lines
+from visual_grpo.evaluation.verdict import change, lines, result
 from visual_grpo.tracking import mlflow_api
 from visual_grpo.tracking.model_card import CARD, model_card
 
@@ -45,9 +46,6 @@ _OF_MODULE = {
     *("grad_norm", "learning_rate", "step_kl", "updates_skipped", "speed/samples_per_second"),
 }
 _OF_RUN = {"reward/total", "seconds/step", "memory_gb"}
-_DIGITS = 4
-"""Significant digits of a result's metrics; the files next to them have all."""
-_OF_RESULT = {"gain": "difference", "low": "ci_low", "high": "ci_high", "base": "baseline", "trained": "trained"}
 _PICTURE = re.compile(r"(samples|alarm)-(\d+)\.png")
 
 
@@ -56,21 +54,23 @@ def sync_output(client: MlflowClient, output: Path, open_run: str | None = None)
 
     Makes their run where there is none, and closes it, unless it is ``open_run``. Raises whatever MLflow raises.
     """
-    made, judged = _results(output)
+    made, judged, report = _results(output)
     trained, evaluated = _facts(made), _facts(judged)
     if trained and evaluated and trained["mlflow_run_id"] == evaluated["mlflow_run_id"] and trained != evaluated:
         evaluated = None  # The training was resumed after this evaluation.
     additions = []
     for facts, file, add, tag in (
         (trained, made, _add_training, TRAINING_DIGEST),
-        (evaluated, judged, _add_evaluation, EVALUATION_DIGEST),
+        (evaluated, judged, partial(_add_evaluation, report=report), EVALUATION_DIGEST),
     ):
         run = None if facts is None else _run_of(client, facts, file)
         if facts is None or run is None or run.data.tags.get(tag) == file_digest(file):
             continue
-        if add is _add_evaluation and made_others(run, _judged(file)):
+        if tag == EVALUATION_DIGEST and made_others(
+            run, json.loads(file.read_text(encoding="utf-8"))["adapter_digest"]
+        ):
             continue
-        add(client, run, output, facts)
+        add(client, run, file, facts)
         # Last: an attempt that is cut short is made again.
         mlflow_api.set_tags(client, run.info.run_id, {tag: file_digest(file)})
         if run.info.status == "RUNNING" and run.info.run_id != open_run:
@@ -79,12 +79,7 @@ def sync_output(client: MlflowClient, output: Path, open_run: str | None = None)
     return additions
 
 
-def _judged(evaluation: Path) -> str | None:
-    """Returns the digest of the adapters that were judged; None for an evaluation by older code."""
-    return json.loads(evaluation.read_text(encoding="utf-8")).get("adapter_digest")
-
-
-def made_others(run: Run, digest: str | None) -> bool:
+def made_others(run: Run, digest: str) -> bool:
     """Returns whether ``run`` is known to have made other adapters than those with the ``digest``.
 
     The record of adapters may name any run, since it comes with their folder.
@@ -92,9 +87,10 @@ def made_others(run: Run, digest: str | None) -> bool:
     return run.data.tags.get(DIGEST, digest) != digest
 
 
-def _results(output: Path) -> tuple[Path, Path]:
-    """Returns the files with the facts of the training, and with the evaluation."""
-    return place(output, "adapters") / FACTS, place(output, "evaluation")
+def _results(output: Path) -> tuple[Path, Path, Path]:
+    """Returns the files with the facts of the training and with the evaluation, and the folder of its report."""
+    adapters, evaluation, report = (place(output, name) for name in ("adapters", "evaluation", "evaluation_report"))
+    return adapters / FACTS, evaluation, report
 
 
 def _facts(file: Path) -> dict[str, Any] | None:
@@ -117,14 +113,14 @@ def _run_of(client: MlflowClient, facts: Mapping[str, Any], file: Path) -> Run |
     return run if mlflow_api.is_active(run) else None
 
 
-def _add_training(client: MlflowClient, run: Run, output: Path, facts: Mapping[str, Any]) -> None:
-    adapters, run_id = place(output, "adapters"), run.info.run_id
+def _add_training(client: MlflowClient, run: Run, file: Path, facts: Mapping[str, Any]) -> None:
+    adapters, run_id = file.parent, run.info.run_id
     require_no_links(adapters)
     config = Parameters.model_validate(facts["parameters"])
     mlflow_api.log_metrics(client, run_id, _curves(adapters, list(config.rewards)), {})
-    for file in sorted(adapters.glob("*.png")):
-        if match := _PICTURE.fullmatch(file.name):
-            with Image.open(file, formats=["PNG"]) as picture:
+    for shown in sorted(adapters.glob("*.png")):
+        if match := _PICTURE.fullmatch(shown.name):
+            with Image.open(shown, formats=["PNG"]) as picture:
                 mlflow_api.log_picture(client, run_id, picture, match[1], int(match[2]))
     if not run.data.params:
         mlflow_api.set_params(client, run_id, training_params(facts["parameters"]))
@@ -165,11 +161,10 @@ def _curves(adapters: Path, rewards: Sequence[str]) -> list[mlflow_api.Point]:
     ]
 
 
-def _add_evaluation(client: MlflowClient, run: Run, output: Path, facts: Mapping[str, Any]) -> None:
-    file, run_id = place(output, "evaluation"), run.info.run_id
+def _add_evaluation(client: MlflowClient, run: Run, file: Path, facts: Mapping[str, Any], report: Path) -> None:
+    run_id = run.info.run_id
     at, evaluation = _modified(file), json.loads(file.read_text(encoding="utf-8"))
     headline, scores = evaluation["headline"], evaluation["rewards"]
-    report = place(output, "evaluation_report")
     require_no_links(report)
     client.log_artifacts(run_id, str(report), "evaluation")
     if scores:
@@ -218,21 +213,8 @@ def training_params(parameters: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def result_metrics(headline: Mapping[str, Any]) -> dict[str, float]:
-    """Returns an evaluation's headline (`evaluation.verdict.summarise`) as metrics; docs/metrics.md explains them."""
-    task, control = headline["task"], headline["control"]
-    metrics = {name: headline[key] for name, key in _OF_RESULT.items()}
-    metrics |= {"unscored": headline["unscored_trained"], "unscored_base": headline["unscored_baseline"]}
-    if control:
-        metrics |= {"gain_over_control": control["difference"], "low_over_control": control["ci_low"]}
-    if task:
-        metrics |= {"task": task["trained"], "task_base": task["baseline"]}
-    for judge in headline["judges"]:
-        for prefix, key in {"judge": "difference", "judge_low": "ci_low", "judge_high": "ci_high"}.items():
-            metrics[f"{prefix}/{judge['name']}"] = judge[key]
-    if headline["judges"]:
-        metrics["by_judge"] = min(judge["difference"] for judge in headline["judges"])
-    # MLflow's table shows every digit.
-    return {f"result/{name}": float(f"{value:.{_DIGITS}g}") for name, value in metrics.items() if value is not None}
+    """Returns an evaluation's headline (`evaluation.verdict.summarise`) as metrics."""
+    return {f"result/{name}": value for name, value in result(headline).items()}
 
 
 def sync(outputs: list[Path]) -> tuple[list[str], bool]:
@@ -258,13 +240,31 @@ def sync(outputs: list[Path]) -> tuple[list[str], bool]:
 def main() -> None:
     silence_libraries()
     mlflow_api.use_project(Path.cwd())
+    try:
+        _use_catalog()
+    except UserError as error:
+        sys.exit(f"Error: {error}")
     # data itself, data/ENVIRONMENT, and data/ENVIRONMENT/NAME of a user's own data.
     folders = sorted([Path("data"), *Path("data").glob("*"), *Path("data").glob("*/*")])
-    results = [folder for folder in folders if any(map(Path.is_file, _results(folder)))]
+    places: dict[tuple[Path, ...], Path] = {}
+    for folder in folders:  # A catalog may have moved the results of all folders to one place.
+        places.setdefault(_results(folder), folder)
+    results = [folder for files, folder in places.items() if any(map(Path.is_file, files))]
     messages, is_complete = sync([Path(name) for name in sys.argv[1:]] or results)
     for message in messages:
         console.note(message)
     sys.exit(0 if is_complete else 1)
+
+
+def _use_catalog() -> None:
+    """Looks for results where the catalog of the project in the working folder has them."""
+    from kedro.framework.project import settings
+    from kedro.framework.startup import bootstrap_project
+
+    if Path("pyproject.toml").is_file() and Path("conf").is_dir():
+        bootstrap_project(Path.cwd())
+        loader = settings.CONFIG_LOADER_CLASS(settings.CONF_SOURCE, **settings.CONFIG_LOADER_ARGS)
+        loader["parameters"]  # The loader takes over the catalog with them.
 
 
 if __name__ == "__main__":

@@ -116,6 +116,7 @@ class Tracker:
             if run.data.tags.get(mlflow_api.NAMED) == run.info.run_name:
                 client.update_run(run_id, name=name)
                 client.set_tag(run_id, mlflow_api.NAMED, name)
+                self.run_name = name
 
         self._put(request)
 
@@ -193,7 +194,7 @@ class Tracker:
         self._answered.set()
         if not self._has_warned:
             self._has_warned = True
-            later = "The run goes on; the next command or `make sync` adds the missing results from disk."
+            later = "The run continues; the next command or `make sync` adds the missing results from disk."
             self._say(f"MLflow ({mlflow_api.shown()}) fails: {why.rstrip('.')}. {later}")
 
 
@@ -248,4 +249,4 @@ class ExtraLog:
                 getattr(self._tracker, method)(*values, **options)
         except Exception as error:
             self._works = False
-            log.warning("%s fails and gets nothing from here on: %s. The run goes on.", self._tracker.name, error)
+            log.warning("%s failed and gets nothing from here on: %s. The run continues.", self._tracker.name, error)

@@ -1,4 +1,4 @@
-"""The one place that turns a configuration into objects."""
+"""Turns a configuration into objects; no other module does."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ class Gains:
     totals: list[float] = field(default_factory=list)
     """Its total rewards, one for each eval prompt; NaN = unscored."""
     without: int = 0
-    """Evaluations since, none with a proven gain."""
+    """Evaluations since then, none with a proven gain."""
     change: tuple[float, float, float] = (0.0, 0.0, 0.0)
     """From it to the newest evaluation: the mean difference and both ends of its 95% interval."""
 

@@ -123,7 +123,7 @@ def inherited_parameters(run: ResumedRun, configured: Mapping[str, Any], used: M
 
 
 def _refuse_changes(run: ResumedRun, config: Parameters, now: provenance.Provenance) -> None:
-    """Raises UserError with all that differs from what the checkpoint was made with, and may not."""
+    """Raises UserError with every difference from what the checkpoint was made with that is not allowed."""
     path, may_differ, why = run.checkpoint, [], ""
     done, steps = checkpoint.step_of(path), config.grpo.steps
     if steps != run.parameters["grpo"]["steps"]:

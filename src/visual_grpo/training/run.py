@@ -28,7 +28,6 @@ from visual_grpo.evaluation.alarm import HackingMonitor, InterimAnalysis
 from visual_grpo.evaluation.samples import distinct_prompts, requests
 from visual_grpo.grpo.distributed import ranks
 from visual_grpo.grpo.distributed.rollouts import RankZeroScorer
-from visual_grpo.grpo.losses import unread_clips
 from visual_grpo.grpo.signal_check import check_signal, measure_signal, useful_cosine
 from visual_grpo.grpo.two_stage import Trainer
 from visual_grpo.models.model import DistributedModel, Model
@@ -129,7 +128,7 @@ class TrainingRun:
             if self.config.sampling.rollout.size():
                 sizes = (self.spec.rollout_settings, self.spec.settings)
                 trained, judged = (" x ".join(map(str, [*filter(None, [s.frames]), *s.size])) for s in sizes)
-                callbacks.note(f"Training samples are {trained} (sampling.rollout), what is judged is {judged}.")
+                callbacks.note(f"Training samples are {trained} (sampling.rollout); evaluation samples are {judged}.")
             self._check_signal(callbacks)
             self.checkpoints.begin(callbacks.note)
         with stop_request(lambda: callbacks.note(STOPPING)) as stop:
@@ -207,8 +206,8 @@ class TrainingRun:
         return "best"
 
     def _warnings(self) -> Iterator[str]:
-        """Yields what is likely to be a mistake: two guidance scales, a long warm-up, a clip that the loss does not
-        use, more prompts a step than there are, prompts that the model cuts."""
+        """Yields what is likely to be a mistake: two guidance scales, a long warm-up, a patience that cannot end the
+        training, more prompts a step than there are, prompts that the model cuts."""
         rollout, judged = (s.guidance_scale for s in (self.config.sampling.rollout, self.config.sampling.eval))
         # What `matching` learns without guidance is kept with it (docs/experiments/words.md).
         free = self.config.policy.flow.likelihood == "matching" and rollout == 1
@@ -226,8 +225,6 @@ class TrainingRun:
                     f"grpo.warmup_steps is {grpo.warmup_steps} optimiser updates, but {module} has only"
                     f" {updates}: its learning rate ends at {updates / grpo.warmup_steps:.0%} of grpo.learning_rate."
                 )
-            if unread := unread_clips(grpo):
-                yield f"the loss {grpo.loss} of {module} does not use grpo.{' and grpo.'.join(unread)}."
         patience, every = self.config.train.early_stopping_patience, self.config.evaluation.every
         if patience and patience * every >= self.config.grpo.steps:
             yield (

@@ -18,7 +18,9 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 
 from tests.grpo.distributed import toys
 from visual_grpo.common.errors import LostRankError
+from visual_grpo.common.types import Rollout
 from visual_grpo.grpo.distributed import ranks, torchrun
+from visual_grpo.grpo.distributed.rollouts import _joined
 
 ROOT = Path(__file__).parents[3]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'src'}"}
@@ -39,6 +41,12 @@ def run(folder: Path, processes: int, *jobs: toys.Job) -> list[Any]:
     done = subprocess.run(program, env=ENVIRONMENT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{done.stdout}{done.stderr}"
     return toys.results(folder)
+
+
+def test_the_updates_of_a_joined_rollout_take_turns_as_those_of_its_parts() -> None:
+    ones: Any = {"prompts": (), "samples": (), "log_probs": torch.zeros(1, 2), "mask": torch.ones(1, 2) > 0}
+    part: Rollout[None] = Rollout(trajectory=None, turns=[[0], [1]], **ones)
+    assert _joined([part, part], part).turns == [[0], [1]]
 
 
 @pytest.mark.parametrize("processes", [2, pytest.param(3, marks=pytest.mark.slow)])

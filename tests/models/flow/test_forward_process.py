@@ -17,7 +17,7 @@ from visual_grpo.common.decisions import Likelihoods, Matches
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import Scores
 from visual_grpo.config import FlowConfig, GRPOConfig, PolicyConfig
-from visual_grpo.grpo.losses import LOSSES, NFT, Algorithm
+from visual_grpo.grpo.losses import AWM, LOSSES, NFT, Algorithm
 from visual_grpo.grpo.trainer import GRPOTrainer
 from visual_grpo.models.flow.flow_policy import FlowPolicy
 from visual_grpo.models.rows import random_seeds
@@ -157,14 +157,64 @@ def test_nft_is_the_loss_of_its_authors_code(beta: float, advantage: float) -> N
         assert metrics == {}
 
 
+@pytest.mark.parametrize("advantage", [-7.0, -1.0, 0.0, 2.0, 5.0])
+def test_awm_is_the_loss_of_its_authors_code(advantage: float) -> None:
+    """Their code (scxue/advantage_weighted_matching, train_sd3_awm.py with ghuber, clip 1) in float64."""
+    policy = policy_with(window_steps=2)
+    got = rollout(policy)
+    with torch.no_grad():
+        policy.model.transformer.slope -= 3.0  # Far enough for the clip.
+    ratios = []
+    for column, chunk in enumerate(chunks(policy, got, torch.arange(6))):
+        state, target = (part[:, column].double() for part in (got.trajectory.states, got.trajectory.next_states))
+        old, new = (slope * state + OFFSETS for slope in (-0.4, -3.4))
+        level = ToyFlow.sigmas[got.trajectory.steps[column]]
+
+        def log_prob(velocity: Tensor, target: Tensor = target, level: float = level) -> Tensor:
+            error = (velocity - target).square().mean((1, 2, 3)) + 1e-10
+            return -(error**0.25 - 1e-10**0.25) * level / 0.25
+
+        ratio = (log_prob(new) - log_prob(old)).exp()
+        ratios.append(ratio)
+        scaled = min(max(advantage, -5.0), 5.0) / 5
+        surrogate = torch.maximum(-scaled * ratio, -scaled * ratio.clamp(0, 2))
+        want = surrogate + (new - old).square().mean((1, 2, 3))
+        given = torch.full((6,), min(max(advantage, -5.0), 5.0))  # As the trainer clips it.
+        loss, metrics = AWM()(chunk, given, torch.ones(6, 1, dtype=torch.bool))
+        torch.testing.assert_close(loss.detach()[:, 0].double(), want, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(metrics["ratio"].detach()[:, 0].double(), ratio, rtol=1e-4, atol=1e-5)
+    assert torch.cat(ratios).min() < 0.9
+
+
+def test_each_update_of_a_rollout_takes_its_own_noise() -> None:
+    policy, replay, seen = policy_with(window_steps=2, draws=2), FlowPolicy.replay, []
+
+    def recorded(trajectory: Any, rows: Tensor) -> Any:
+        seen.append((trajectory.steps, trajectory.next_states))
+        return replay(policy, trajectory, rows)
+
+    policy.replay = recorded  # type: ignore[method-assign]
+    settings: dict[str, Any] = {"steps": 1, "prompts_per_step": 3, "group_size": 2, "learning_rate": 0.02}
+    list(GRPOTrainer(policy, Contrast(), GRPOConfig(updates_per_rollout=3, **settings)).fit(RECORDS))
+    assert [steps for steps, _ in seen] == [(0, 1)] * 3
+    assert not torch.equal(seen[0][1], seen[1][1])
+    assert torch.equal(seen[0][1], seen[2][1])  # There are two: the third update begins again.
+
+
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"loss": "dppo", "divergence_limit": 0.01}, {"kl_weight": 0.01}, {"loss": "nft", "nft_beta": 0.5}],
+    [
+        {},
+        {"loss": "dppo", "divergence_limit": 0.01},
+        {"kl_weight": 0.01},
+        {"loss": "nft", "nft_beta": 0.5},
+        {"loss": "awm", "updates_per_rollout": 1},  # A second one is mostly pulled back.
+    ],
 )
 def test_it_raises_the_reward(changes: dict[str, Any]) -> None:
     policy = policy_with(window_steps=None, draws=2)
     policy.kl_reference = "kl_weight" in changes
     settings: dict[str, Any] = {"steps": 15, "prompts_per_step": 3, "group_size": 4, "learning_rate": 0.05}
-    trainer = GRPOTrainer(policy, Contrast(), GRPOConfig(updates_per_rollout=2, **settings, **changes))
+    trainer = GRPOTrainer(policy, Contrast(), GRPOConfig(**{"updates_per_rollout": 2, **settings, **changes}))
     found = [step.values["reward/total"] for step in trainer.fit(RECORDS)]
     assert sum(found[-5:]) / 5 > sum(found[:5]) / 5 + 0.005

@@ -61,7 +61,7 @@ def bring(project: Path, hashes: dict[str, str] | None = None, **changes: Any) -
     code = project.parent / "code"
     code.mkdir(exist_ok=True)
     places = {name: place(code / "data", name) for name in ("records", "baseline", "base_model")}
-    lacking = bring_inputs(project, code, places, facts, parameters_to_repeat(own))
+    lacking = bring_inputs(project, code, places, facts, parameters_to_repeat(facts))
     return [pipeline for pipeline, _, _ in lacking]
 
 

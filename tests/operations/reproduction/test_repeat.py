@@ -19,14 +19,14 @@ from tests.operations.reproduction.repositories import commit, git, repository
 from tests.small_project import ROOT
 from visual_grpo.common.errors import UserError
 from visual_grpo.config import Parameters
-from visual_grpo.config.adapter_folder import ADJUSTED
+from visual_grpo.config.adapter_folder import ADJUSTED, DATA_COMMIT
 from visual_grpo.config.pipelines import ReproduceConfig
 from visual_grpo.config.presets import CATALOG
 from visual_grpo.operations.reproduction.repeat import parameters_to_repeat, repeat
 from visual_grpo.operations.reproduction.worktree import Worktree, checked_out, python_of, write_configuration
-from visual_grpo.operations.running import Running
 from visual_grpo.pipelines.reproduce import reproduce_training, require_match
 from visual_grpo.tracking import run_origin
+from visual_grpo.tracking.run_origin import Running
 
 LOCK = "requirements.lock"
 TREE = parameters().model_dump(mode="json")
@@ -56,9 +56,9 @@ def test_a_training_that_cannot_be_repeated(tmp_path: Path, facts: dict[str, str
 
 def test_no_run_and_an_unknown_one_are_told(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="name the training with run=ID"):
-        reproduce_training(parameters(), Running())
+        reproduce_training(parameters(), Running(), tmp_path)
     with pytest.raises(UserError, match=r"has no training\.json"):
-        reproduce_training(parameters(run=str(tmp_path)), Running())
+        reproduce_training(parameters(run=str(tmp_path)), Running(), tmp_path)
 
 
 @pytest.fixture
@@ -162,7 +162,7 @@ def test_the_runs_own_parameters_are_used_in_the_worktrees_own_folder() -> None:
     own["output"] = "~/mine"
     own["starter"] |= {"dataset": "~/mine/drawn", "model": "../beside/model"}
     own["data"] |= {"path": "~/mine/drawn"}
-    repeated = parameters_to_repeat(own)
+    repeated = parameters_to_repeat({"parameters": own})
     assert (repeated["seed"], repeated["grpo"]["steps"]) == (7, 3)
     assert (repeated["resume"], repeated["train"]["start"]) == ("never", "base")
     assert repeated["output"] == "data"
@@ -174,8 +174,15 @@ def test_the_runs_own_parameters_are_used_in_the_worktrees_own_folder() -> None:
 
 
 def test_own_data_elsewhere_and_the_adapters_at_the_start_are_read_where_they_are(tmp_path: Path) -> None:
-    repeated = parameters_to_repeat(tree(train={"start": "champion"}, data={"path": "/photos"}), tmp_path)
+    own = tree(train={"start": "champion"}, data={"path": "/photos"})
+    repeated = parameters_to_repeat({"parameters": own}, tmp_path)
     assert (repeated["train"]["start"], repeated["data"]["path"]) == (str(tmp_path), "/photos")
+
+
+def test_a_dataset_of_the_hub_is_read_at_the_commit_of_the_run() -> None:
+    own = tree(data={"path": "hf://datasets/acme/pictures", "revision": "main"})
+    assert parameters_to_repeat({"parameters": own, DATA_COMMIT: "c" * 40})["data"]["revision"] == "c" * 40
+    assert parameters_to_repeat({"parameters": own})["data"]["revision"] == "main"
 
 
 def test_kedro_reads_the_tree_as_it_is_and_nothing_else(tmp_path: Path) -> None:

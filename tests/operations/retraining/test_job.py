@@ -67,7 +67,7 @@ class Trained:
 
     def judged(self, **changes: Any) -> None:
         config = parameters(**changes)
-        digest = weights_digest(config.place("adapters"))
+        digest = weights_digest(Project(config, None).place("adapters"))
         Registry.of(config.promotion, config.output).note_gate(
             digest, gate_settings(config.promotion, config.evaluation)
         )
@@ -132,6 +132,30 @@ def test_where_every_call_is_to_train_it_trains_also_beside_such_a_change(projec
         project.retrain(retrain={"when": "always", "data": {"min_records": 1}})
     assert project.trainings == 2
     assert "train.seed=1" in (project.folder / "params.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("edited", "changes", "said"),
+    [
+        (None, {}, "nothing to do"),
+        ("settings.yml", {}, "would update stages that the training does not depend on: check: changed deps"),
+        (
+            "raw.txt",
+            {"grpo": {"steps": 7}},
+            "would train 7 steps and judge the adapter if what comes before gives a different result",
+        ),
+        (None, {"promotion": {"margin": 0.01}}, "would judge the last training"),
+        (None, {"retrain": {"when": "always"}}, "would train 80 steps and judge the adapter: retrain.when is always"),
+    ],
+)
+def test_a_dry_run_says_what_would_happen(
+    project: Trained, edited: str | None, changes: dict[str, Any], said: str
+) -> None:
+    if edited is not None:
+        (project.folder / edited).write_text("b")
+    assert project.retraining(**changes).foreseen().startswith(said)
+    assert (project.trainings, (project.folder / "prepared.txt").read_text()) == (1, "a")
+    assert "train.seed" not in (project.folder / "params.yaml").read_text()
 
 
 def test_what_cannot_end_well_is_refused_before_anything_runs(project: Trained) -> None:

@@ -81,4 +81,5 @@ def _joined(parts: Sequence[Rollout[Any]], local: Rollout[Any] | None) -> Rollou
         mask=torch.cat([part.mask for part in parts]),
         stats={name: stat(name) for name in parts[0].stats},
         rounding=max(part.rounding for part in parts),
+        turns=parts[0].turns,
     )

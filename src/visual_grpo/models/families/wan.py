@@ -35,7 +35,8 @@ class WanOptions(Strict):
         None, gt=0, description="shift of the noise levels: more steps at high noise; null = the checkpoint's"
     )
     tiles: bool = Field(
-        False, description="decode in tiles of 256 pixels that overlap: less memory, more time, slightly other pixels"
+        False,
+        description="decode in tiles of 256 pixels that overlap: less memory, more time, slightly different pixels",
     )
 
 

@@ -54,6 +54,18 @@ class FlowTrajectory(Generic[C]):
     reference_means: Tensor | None = None
     """[B, S, C, h, w] without the adapter; None without a KL penalty."""
 
+    def taking(self, columns: Sequence[int]) -> FlowTrajectory[C]:
+        """Returns the rows with the decisions in these columns of S alone."""
+        reference, own = self.reference_means, list(columns)
+        return replace(
+            self,
+            steps=tuple(self.steps[column] for column in own),
+            states=self.states[:, own],
+            next_states=self.next_states[:, own],
+            means=self.means[:, own],
+            reference_means=None if reference is None else reference[:, own],
+        )
+
 
 class FlowPolicy(AdapterPolicy[FlowTrajectory[C]]):
     """Samples, replays and trains any `FlowModel`."""
@@ -115,7 +127,8 @@ class FlowPolicy(AdapterPolicy[FlowTrajectory[C]]):
             path = self.denoiser.noised_path(*sampled, steps=self.steps, window=window)
         else:
             path = self.denoiser.sample_path(*sampled, steps=self.steps, window=window, shared_prefix=shared_prefix)
-        columns = self.denoiser.trained_columns(len(window), generator)
+        columns, draws = self.denoiser.trained_columns(len(window), generator), self.config.flow.draws
+        turns = [[own for own, column in enumerate(columns) if column % draws == draw] for draw in range(draws)]
         trajectory = FlowTrajectory(
             conditions=conditions,
             entries=entries,
@@ -136,6 +149,7 @@ class FlowPolicy(AdapterPolicy[FlowTrajectory[C]]):
             log_probs=path.log_probs[:, columns].cpu(),
             mask=torch.ones(len(entries), len(columns), dtype=torch.bool),
             stats={"seconds/decode": time.perf_counter() - started, **path.stats},
+            turns=[turn for turn in turns if turn] if draws > 1 else [],
         )
 
     def replay(self, trajectory: FlowTrajectory[C], rows: Tensor) -> Iterator[GaussianLikelihoods]:

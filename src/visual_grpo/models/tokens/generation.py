@@ -25,14 +25,7 @@ from visual_grpo.models.quantized import quantized_layers
 from visual_grpo.models.rows import distinct
 from visual_grpo.models.tokens.interface import TokenModel, TokenTrajectory
 from visual_grpo.models.tokens.probabilities import TokenSampler, deviation, entropy, row_uniforms, sample_ids
-from visual_grpo.models.tokens.prompt_cache import (
-    LayerCache,
-    PlacedLayerCache,
-    Prefix,
-    Prompts,
-    prefill,
-    run_layer,
-)
+from visual_grpo.models.tokens.prompt_cache import LayerCache, PlacedLayerCache, Prefix, Prompts, prefill, run_layer
 
 E = TypeVar("E", bound=Prompts)
 

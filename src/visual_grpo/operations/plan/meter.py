@@ -215,7 +215,7 @@ def _is_kept(tensor: Tensor) -> bool:
 
 
 def _positions(index: Tensor | None) -> Sequence[Tensor | None]:
-    """Replaces a mask by the positions of its true values; all are, where they are unknown."""
+    """Replaces a mask by the positions of its true values; unknown values are taken to be true."""
     if index is None or index.dtype != torch.bool:
         return [index]
     return (torch.ones(index.shape, dtype=torch.bool) if index.is_meta else index).nonzero(as_tuple=True)

@@ -83,7 +83,7 @@ def pinned(config: Parameters) -> tuple[Parameters, list[str]]:
 
 
 def _slow(config: Parameters, weights: int) -> Iterator[str]:
-    """Yields a warning for a model of many bytes of ``weights`` on a CPU."""
+    """Yields a warning for a model with large ``weights`` (bytes) on a CPU."""
     if weights > _MUCH and resolve_device(config.model.device).type == "cpu":
         yield (
             f"Warning: the model has {weights / 1e9:.1f} GB of weights and runs on the CPU (model.device is"
@@ -118,8 +118,14 @@ def _check_rewards(rewards: Mapping[str, RewardConfig], spec: RunSpec | None, pr
     for name, reward in rewards.items():
         with problems.collect():
             made = build_reward(name, reward)
-            if scores:
-                made.check_machine()
+            try:
+                if scores:
+                    made.check_machine()
+            except UserError as error:
+                if not reward.judge:
+                    raise
+                without = f"To train without this second opinion: rewards.{name}=null"
+                raise UserError(f"{sentence(str(error).rstrip('.'))} {without}", remedy=error.remedy) from error
     if spec is None:
         return
     with problems.collect():
@@ -171,7 +177,7 @@ def check_before_run(
     problems.raise_if_any()  # What is looked at depends on the model.
     given = config
     with problems.collect():
-        if not config.data_is_drawn and ("records" in outputs or scores):  # What the starter renders is known.
+        if not config.data_is_rendered and ("records" in outputs or scores):  # What the starter renders is known.
             prepares = "records" in outputs
             findings = _look(config.data, config.model, None if prepares else prepared, every=config.reward != LISTED)
     if findings is not None:

@@ -19,7 +19,7 @@ from visual_grpo.common import console
 from visual_grpo.common.errors import UserError, counted
 from visual_grpo.common.processes import ProgramError, git, run
 from visual_grpo.config import Parameters
-from visual_grpo.config.adapter_folder import BASELINE, CHANGES, HISTORY, read_facts, weight_sums
+from visual_grpo.config.adapter_folder import BASELINE, CHANGES, DATA_COMMIT, HISTORY, read_facts, weight_sums
 from visual_grpo.config.decides import PIPELINES
 from visual_grpo.config.pipelines import ReproduceConfig
 from visual_grpo.config.presets import ROOT
@@ -70,7 +70,7 @@ def repeat(adapters: Path, settings: ReproduceConfig, project: Path, start: Path
     with checked_out(project, commit, changes) as worktree:
         console.note(f"The code of commit {commit[:12]} is in {worktree.code}")
         rows = [Row.compare("commit", commit, commit), Row.compare("uncommitted changes", files, files)]
-        tree = parameters_to_repeat(facts["parameters"], start)
+        tree = parameters_to_repeat(facts, start)
         rows += _repeat_in(worktree, project, adapters, facts, tree, settings.tolerance)
         difference = next((row for row in rows if row.result == "differs"), None)
         worktree.kept = settings.keep or difference is not None
@@ -127,9 +127,11 @@ def mixed_parts(facts: Mapping[str, Any]) -> list[str]:
     return [f"{meaning} ({', '.join(str(text).splitlines())})" for meaning, text in later.items() if text]
 
 
-def parameters_to_repeat(parameters: Mapping[str, Any], start: Path | None = None) -> dict[str, Any]:
+def parameters_to_repeat(facts: Mapping[str, Any], start: Path | None = None) -> dict[str, Any]:
     """Returns the parameter tree of a training for a worktree: from step 1 or ``start``, into ``data``."""
+    parameters = facts["parameters"]
     data, model, starter = parameters["data"], parameters["model"], parameters["starter"]
+    data = data | {"revision": facts.get(DATA_COMMIT, data["revision"])}
     changed = {
         "output": ROOT,
         "resume": "never",
@@ -210,7 +212,7 @@ def identity_rows(run: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[R
 
 
 def adapter_rows(sums: Mapping[str, str], run: Path, here: Path) -> Iterator[Row]:
-    """Compares each file of weights by its sha256; one that is gone since by what the training noted in ``sums``."""
+    """Compares each file of weights by its sha256; where the run's file is gone, by the one in ``sums``."""
     before, now = {**sums, **weight_sums(run)}, weight_sums(here)
     for name in sorted(before.keys() | now.keys()):
         yield Row.compare(f"adapter {name}", before.get(name), now.get(name))

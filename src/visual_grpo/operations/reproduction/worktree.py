@@ -121,10 +121,9 @@ def python_of(worktree: Worktree, project: Path, version: str | None) -> Path:
 def bring_inputs(
     project: Path, code: Path, places: Mapping[str, Path], facts: Mapping[str, Any], tree: Mapping[str, Any]
 ) -> list[tuple[str, str, str]]:
-    """Brings what the run read into ``code``, whose datasets are at ``places``.
+    """Brings what the run read into ``code``, whose datasets are at ``places``. Returns the pipelines that make the
 
-    Returns the pipelines that make the rest again, each with the fact that has the digest of its result, and the
-    dataset that has it too.
+    rest again, each with the fact and the dataset that hold the digest of its result.
 
     Prepared records and a base model that are still the run's are used as they are: they may have been made with other
     parameters than the training's, such as a different seed. Raises UserError if something is missing, or has changed.

@@ -32,10 +32,13 @@ LOCK, SUMMARY = ".retraining.lock", "retraining.json"
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m visual_grpo.operations.retraining", description=__doc__)
     parser.add_argument("--env", help="Kedro's environment; without it the default")
-    environment = parser.parse_args(arguments).env
+    parser.add_argument("--dry-run", action="store_true", help="say what would happen, and train nothing")
+    options = parser.parse_args(arguments)
+    environment = options.env
     try:
         with terminate_as_interrupt():
-            return _retrain(read_project(Path.cwd(), environment))
+            project = read_project(Path.cwd(), environment)
+            return _foresee(project) if options.dry_run else _retrain(project)
     except (UserError, OSError) as error:  # Of the system: a checkout that cannot be written.
         ended = summary(Code.FAILED, render(error), reason=None)
         console.note(f"Error: {render(error)}\nRetraining: {ended['sentence']} (exit code {Code.FAILED})")
@@ -45,6 +48,14 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt as stop:
         console.note("Stopped.")
         return 128 + signal_of(stop)
+
+
+def _foresee(project: Project) -> int:
+    try:
+        console.note(f"Dry run: {Retraining(project).foreseen()}")
+    except ProgramError as error:
+        raise UserError(render(error)) from error
+    return Code.DONE
 
 
 def _retrain(project: Project) -> int:
@@ -58,7 +69,7 @@ def _retrain(project: Project) -> int:
         console.note(f"A retraining is already running: {output / LOCK} is locked (`fuser` says by whom).")
         return Code.BUSY
     ended = _run(Retraining(project, lock))
-    file = project.config.place("promotion_result").with_name(SUMMARY)
+    file = project.place("promotion_result").with_name(SUMMARY)
     write_atomically(file, json.dumps(ended, indent=2, ensure_ascii=False))
     took, code = timedelta(seconds=round(ended["seconds"])), int(ended["code"])
     console.note(f"Retraining of {ended['model']}: {ended['sentence']} ({took}, exit code {code})")
@@ -67,7 +78,7 @@ def _retrain(project: Project) -> int:
 
 
 def _run(retraining: Retraining) -> dict[str, Any]:
-    """Returns the summary; of a failure too, so that somebody is told."""
+    """Returns the summary, also of a failure, so that somebody is told."""
     try:
         return retraining.run()
     except DataRefusedError as error:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from visual_grpo.common import console
-from visual_grpo.common.errors import UserError
+from visual_grpo.common.errors import UserError, counted
 from visual_grpo.common.processes import OutOfTimeError, ProgramError, git, output_of, run
 from visual_grpo.config import MonitorConfig, RetrainConfig
 from visual_grpo.config.adapter_folder import FACTS, read_facts, weights_digest
@@ -105,8 +105,7 @@ class Retraining:
             raise UserError(f"grpo.steps is {steps}, more than retrain.max_steps = {settings.max_steps} allows.")
         self._registry.champion()  # MLflow must answer.
         self.project.write()
-        if settings.update:
-            self.update_imports()
+        self.update_imports()
         self.reason = self._reason()
         if self.reason is not None:
             console.note(f"Reason: {self.reason}")
@@ -122,9 +121,28 @@ class Retraining:
         except ProgramError as error:
             if error.code != Code.NOT_PROMOTED:
                 raise
-        decision = json.loads(self.config.place("promotion_result").read_text(encoding="utf-8"))
+        decision = json.loads(self.project.place("promotion_result").read_text(encoding="utf-8"))
         code = Code.DONE if decision["promoted"] else Code.NOT_PROMOTED
         return self._clean_up(self.summary(code, decision["sentence"], version=decision["version"]))
+
+    def foreseen(self) -> str:
+        """Returns what `run` would do now, for data that are not updated first. Trains and judges nothing."""
+        self._registry.champion()
+        self.project.write()
+        said = [f"{counted(len(files), 'import')} of DVC would be updated first"] if (files := self._imports()) else []
+        before, asked = self._changed(_TRAIN, "--with-deps"), self._asked_for()
+        training = f"train {counted(self.config.grpo.steps, 'step')} and judge the adapter"
+        if asked or any(change.startswith(f"{_TRAIN}:") for change in before):
+            said.append(f"would {training}: {'; '.join(before + asked)}")
+        elif before:
+            said.append(f"would {training} if what comes before gives a different result: {'; '.join(before)}")
+        elif not self._is_judged():
+            said.append("would judge the last training, which was not judged by the present settings")
+        elif stages := self._changed():
+            said.append(f"would update stages that the training does not depend on: {'; '.join(stages)}")
+        else:
+            said.append("nothing to do")
+        return ". ".join(said)
 
     def summary(self, code: int, sentence: str, version: int | None = None) -> dict[str, Any]:
         """Returns how the retraining ended and what is known of it; ``version`` is the promoted one."""
@@ -133,8 +151,11 @@ class Retraining:
 
     def update_imports(self) -> None:
         """Fetches newer versions of what ``dvc import`` and ``dvc import-url`` brought."""
-        if files := dvc_imports(Path.cwd()):
+        if files := self._imports():
             self._call(*_DVC, "update", *files)
+
+    def _imports(self) -> Sequence[str]:
+        return dvc_imports(Path.cwd()) if self.config.retrain.update else []
 
     def _reason(self) -> str | None:
         """Returns why to train or judge; None if nothing has changed."""
@@ -146,26 +167,28 @@ class Retraining:
         changed = changed or self._trigger() or self._changed()
         return textwrap.shorten("; ".join(changed), 200, placeholder=" ...") or None
 
-    def _changed(self, stage: str | None = None) -> list[str]:
-        """Returns what changed since the last time; empty if ``stage`` and all before it need not run."""
+    def _changed(self, stage: str | None = None, *options: str) -> list[str]:
+        """Returns what changed since the last time, of one ``stage`` or of all."""
         target = f"{self.project.stages}:{stage}" if stage else self.project.stages
-        status = json.loads(output_of(*_DVC, "status", "--json", target, at=Path.cwd()) or "{}")
+        status = json.loads(output_of(*_DVC, "status", "--json", *options, target, at=Path.cwd()) or "{}")
         changes = {name.rpartition(":")[2]: re.sub(r'[][{}"]', "", json.dumps(why)) for name, why in status.items()}
         return [f"{name}: {why}" for name, why in changes.items() if name != _ALWAYS]
 
     def _trigger(self) -> list[str]:
         """Returns why to train again though nothing has changed; the training then gets the next seed."""
+        if reasons := self._asked_for():
+            seed = int(self.project.training_params().get("train.seed", self.config.training_seed)) + 1
+            self.project.write(**{"train.seed": str(seed)})
+            reasons.append(f"training seed {seed}")
+        return reasons
+
+    def _asked_for(self) -> list[str]:
+        """Returns why the settings ask for a training though nothing has changed."""
         settings = self.config.retrain
         score = monitored(settings.monitor)
         if score is not None and score < settings.monitor.floor:
-            reason = f"the monitored score is {score:g}, below {settings.monitor.floor:g}"
-        elif settings.when == "always":
-            reason = "retrain.when is always"
-        else:
-            return []
-        seed = int(self.project.training_params().get("train.seed", self.config.training_seed)) + 1
-        self.project.write(**{"train.seed": str(seed)})
-        return [reason, f"training seed {seed}"]
+            return [f"the monitored score is {score:g}, below {settings.monitor.floor:g}"]
+        return ["retrain.when is always"] if settings.when == "always" else []
 
     def _train(self) -> None:
         """Prepares and checks the data, and runs the other stages that have changed."""
@@ -183,7 +206,7 @@ class Retraining:
     def _check_data(self, champion: Registered | None) -> None:
         """Raises DataRefusedError with each limit of ``retrain.data`` that the prepared records exceed, and if none of
         them is held out."""
-        records = RecordsDataset(filepath=str(self.config.place("records"))).load()
+        records = RecordsDataset(filepath=str(self.project.place("records"))).load()
         before = None if champion is None else read_profile(champion.adapters())
         problems = drift.check(before, profile_of(records), self.config.retrain.data)
         if not len(records.split(HELD_OUT)):
@@ -194,7 +217,7 @@ class Retraining:
 
     def _is_judged(self) -> bool:
         """Returns whether the gate has decided on the present adapters, by the present settings unless they won."""
-        folder = self.config.place("adapters")
+        folder = self.project.place("adapters")
         if not (folder / FACTS).is_file():
             return False
         digest, champion = weights_digest(folder), self._registry.champion()
@@ -206,7 +229,7 @@ class Retraining:
     def _clean_up(self, summary: dict[str, Any]) -> dict[str, Any]:
         """Deletes what is old and commits dvc.lock; where that fails, the decision stands."""
         settings = self.config.retrain
-        run_id = read_facts(self.config.place("adapters")).get("mlflow_run_id")
+        run_id = read_facts(self.project.place("adapters")).get("mlflow_run_id")
         about: dict[str, Any] = {"run_id": run_id, "removed": [], "commit": None, "warning": None}
         try:
             if run_id is not None:

@@ -24,7 +24,7 @@ from visual_grpo.common.files import from_here, write_atomically
 from visual_grpo.common.importing import code_digest
 from visual_grpo.config import Parameters, RetrainConfig
 from visual_grpo.config.decides import PIPELINES
-from visual_grpo.config.presets import UNNAMED_ENVIRONMENTS
+from visual_grpo.config.presets import UNNAMED_ENVIRONMENTS, place
 from visual_grpo.data.preparation import IMAGES
 from visual_grpo.operations.command import render, split_params
 from visual_grpo.operations.session import EXPECTED, Session, expected_error
@@ -63,6 +63,10 @@ class Project:
     def values(self) -> Path:
         return self.stages.with_name("params.yaml")
 
+    def place(self, dataset: str) -> Path:
+        """Returns where a dataset of the catalog is."""
+        return place(self.config.output, dataset)
+
     def training_params(self) -> dict[str, str]:
         """Returns ``train_params`` of params.yaml, by name."""
         written = yaml.safe_load(self.values.read_text(encoding="utf-8")) if self.values.is_file() else {}
@@ -90,14 +94,14 @@ class Project:
             "project": "." if self.environment is None else "../..",
             "option": self.option,
             "output": self.config.output,
-            "drawn_data": starter.dataset,
-            "drawn_model": starter.model,
+            "rendered_data": starter.dataset,
+            "pretrained_model": starter.model,
             # A hub has no file that DVC could look at.
             "data": _here(config.data.path) or starter.dataset,
             "model": own_model or starter.model,
             "starter_reads": own_model or "requirements.lock",
-            **{name: self._inside(self.config.place(name)) for name in DATASETS},
-            "images": self._inside(self.config.place("records").with_name(IMAGES)),
+            **{name: self._inside(self.place(name)) for name in DATASETS},
+            "images": self._inside(self.place("records").with_name(IMAGES)),
         }
 
     def _inside(self, path: Path) -> str:

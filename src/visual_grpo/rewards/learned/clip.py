@@ -42,7 +42,7 @@ _HIDDEN = (1024, 128, 64, 16)
 """Widths of the head between the embedding and the mark."""
 
 
-class Clip(Encoder):
+class ClipEncoder(Encoder):
     """A ``CLIPModel``."""
 
     model_class, processor_class = "CLIPModel", "CLIPProcessor"
@@ -103,7 +103,7 @@ class ClipReward(EncoderReward):
     """Hub id of the model where the option ``model`` names none."""
     released_processor: ClassVar[str | None] = None
     processor: str | None = None
-    encoder: Clip = field(init=False)
+    encoder: ClipEncoder = field(init=False)
 
     def __post_init__(self) -> None:
         model = self.model or self.released
@@ -116,7 +116,7 @@ class ClipReward(EncoderReward):
         apart = None
         if processor:  # Its repository may hold gigabytes of weights too.
             apart = Origin(reward=self.name, option="processor", path=processor, needed=files, patterns=PROCESSING)
-        self.encoder = Clip(origin, self.device, self.dtype, self.batch_size, apart)
+        self.encoder = ClipEncoder(origin, self.device, self.dtype, self.batch_size, apart)
 
     def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Tensor]) -> Tensor:
         return self.encoder.cosines(prompts, samples)

@@ -14,14 +14,7 @@ from torch import Tensor
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.images import read_image, to_tensor
 from visual_grpo.common.types import Needs, PromptRecord
-from visual_grpo.rewards.learned.pretrained import (
-    CONFIG,
-    IMAGE_PROCESSOR,
-    WEIGHTS,
-    Encoder,
-    EncoderReward,
-    Origin,
-)
+from visual_grpo.rewards.learned.pretrained import CONFIG, IMAGE_PROCESSOR, WEIGHTS, Encoder, EncoderReward, Origin
 from visual_grpo.rewards.target import mean_squared_error
 
 BASE = "facebook/dinov2-base"

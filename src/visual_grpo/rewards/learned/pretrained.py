@@ -18,10 +18,7 @@ import huggingface_hub
 import torch
 import transformers
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import (
-    HFValidationError,
-    LocalEntryNotFoundError,
-)
+from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 from safetensors import SafetensorError
 from torch import Tensor
 

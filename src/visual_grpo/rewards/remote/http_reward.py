@@ -198,6 +198,7 @@ class HttpReward(ServerReward):
         worker: folder of an installed worker, such as workers/tesseract, which each process starts for itself, in
             place of a ``url``.
         environment: variables of that worker.
+        metadata: names that every scored record's metadata must have; a run in which no record has them is refused.
     """
 
     model: str | None = None
@@ -206,6 +207,7 @@ class HttpReward(ServerReward):
     sources: bool = False
     worker: str | None = None
     environment: Mapping[str, str] | None = None
+    metadata: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -224,6 +226,15 @@ class HttpReward(ServerReward):
         self._protocol = PROTOCOLS[self.protocol]
         self._reasons: set[str] = set()
         self.needs = Needs(source=self.sources)
+
+    def check_records(self, records: Sequence[PromptRecord]) -> None:
+        """Raises UserError if there are records but none of them has the ``metadata``."""
+        if records and not any(record.metadata.keys() >= {*self.metadata} for record in records):
+            raise UserError(
+                f"{self.worker or shown(self.url)} scores records with the metadata {', '.join(self.metadata)}, which"
+                f" none of {len(records)} records has; the first is"
+                f" {records[0].id!r}. Add the metadata (docs/reward_workers.md), or choose a different reward"
+            )
 
     def check_machine(self) -> None:
         """Asks whether the worker is there, has loaded its weights, and which. Raises UserError."""

@@ -81,7 +81,7 @@ class FunctionSegmenter:
         self.embeds = hasattr(function, "embed")
 
     def check_machine(self) -> None:
-        """Calls the function's ``check_machine``, if any; it raises UserError for what is not there."""
+        """Calls the function's ``check_machine``, if any; it raises UserError for what is missing."""
         if hasattr(self.function, "check_machine"):
             self.function.check_machine()
 

@@ -59,7 +59,7 @@ def pretrain_vae(vae: AutoencoderKL, images: Tensor, whole_share: float, job: Jo
     def backward() -> None:
         pixels = next(draws)(images, generator)
         latents = vae.encode(pixels).latent_dist.mean
-        noise = torch.randn(latents.shape, generator=generator)
+        noise = torch.randn(latents.shape, generator=generator).to(pixels.device)
         decoded = vae.decode(latents + _LATENT_NOISE * noise, return_dict=False)[0]
         weight = _object_weight(pixels)
         error = (weight * ((decoded - pixels).square() + 0.3 * (decoded - pixels).abs())).mean()
@@ -147,7 +147,7 @@ def _object_weight(pixels: Tensor) -> Tensor:
 
 def _from_background(pixels: Tensor) -> Tensor:
     """[B, 1, h, w]."""
-    background = (torch.tensor(BACKGROUND) / 127.5 - 1).view(1, 3, 1, 1)
+    background = (torch.tensor(BACKGROUND) / 127.5 - 1).view(1, 3, 1, 1).to(pixels.device)
     return (pixels - background).square().sum(1, keepdim=True).sqrt()
 
 

@@ -27,7 +27,7 @@ from visual_grpo.starter.shapes.render import (
 )
 
 _VERSION = 1
-"""To be raised when the same configuration renders different pictures."""
+"""Raise it when the same configuration renders different pictures."""
 _TARGETS, _SOURCES = "target_images", "source_images"
 
 
