@@ -21,7 +21,7 @@ from visual_grpo.common.types import Scores
 from visual_grpo.config import GRPOConfig
 from visual_grpo.grpo.losses import LOSSES, Scale, gdpo_rewards, group_advantages
 from visual_grpo.grpo.metrics import Clock, _reward_metrics
-from visual_grpo.grpo.sampling import sample_and_score
+from visual_grpo.grpo.sampling import informative_groups, sample_and_score, with_all_groups
 from visual_grpo.grpo.trainer import GRPOTrainer
 
 
@@ -314,3 +314,13 @@ def test_gradients_are_unscaled_before_they_are_clipped() -> None:
     assert got.values["grad_norm"] == pytest.approx(want.values["grad_norm"], rel=1e-5)
     torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-5, atol=0)
     assert gradients[0].norm().item() == pytest.approx(0.05, rel=1e-3)
+
+
+def test_groups_without_a_difference_only_fill_up_a_step() -> None:
+    """Also where they come from several rollouts."""
+    settings = config(max_refills=2, prompts_per_step=3, group_size=2)
+    equal = Scores(total=torch.zeros(4), rewards={}, parts={}, weights={})
+    rollout: Any = ToyTokenPolicy().rollout(records(2), 2, torch.Generator().manual_seed(0))
+    scored = [with_all_groups(rollout, equal, 2) for _ in range(2)]
+    chosen, missing = informative_groups(scored, settings)
+    assert (sum(len(part.groups) for part in chosen), missing) == (3, 3)

@@ -84,6 +84,15 @@ def test_the_outer_stage_is_compared_by_the_mean_of_its_decodes_and_the_inner_wi
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-6)
 
 
+def test_a_joint_training_goes_on_with_the_prompts_that_come_next() -> None:
+    weights = {"outer": {"mean": 1.0}, "inner": {"first": 1.0}}
+    whole, first, rest = (joint(ToyJointPolicy(), (2, 2), weights) for _ in range(3))
+    shown = [[prompt.id for prompt in step.prompts] for step in whole.fit(records(10))]
+    next(first.fit(records(10)))
+    rest.load_state(*first.state())
+    assert [[prompt.id for prompt in step.prompts] for step in rest.fit(records(10))] == shown[1:]
+
+
 def alternating() -> AlternatingTrainer:
     trainers: dict[str, GRPOTrainer[Any]] = {
         "outer": GRPOTrainer(ToyTokenPolicy(), CountingScorer(), config(group_size=4), seed=5),

@@ -77,3 +77,10 @@ def test_what_an_update_reports_by_hand() -> None:
     assert means["sampler_gap"] == pytest.approx(0.7 / 5, rel=1e-6)
     assert means["approx_kl"] == pytest.approx(sum(math.exp(r) - r - 1 for r in log_ratios) / 5, rel=1e-5)
     assert stats.max_gap == pytest.approx(0.3, rel=1e-6)
+
+
+def test_of_all_ranks_the_largest_gap_counts() -> None:
+    joined = UpdateMetrics()
+    for gap in (0.1, 0.3, 0.2):
+        joined.join(UpdateMetrics(max_gap=gap))
+    assert joined.max_gap == 0.3
