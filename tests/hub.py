@@ -94,14 +94,18 @@ class Handler(BaseHTTPRequestHandler):
     def repository(self) -> Repository:
         """The one that the request names; the first for a name that no repository has."""
         first, *others = self.server.repositories
-        return next((other for other in others if f"/{other.name}/" in f"{unquote(self.path)}/"), first)
+        path = f"{unquote(urlsplit(self.path).path)}/"
+        return next((other for other in others if f"/{other.name}/" in path), first)
 
     def do_GET(self) -> None:
         repository, url = self.repository, urlsplit(self.path)
         path = unquote(url.path)
         revision, _, file = path.partition("/resolve/")[2].partition("/")
         api, asked = f"/api/{repository.kind}/{repository.name}", parse_qs(url.query)
-        if repository.former and f"/{repository.former}/" in f"{path}/":
+        if path == f"/api/{repository.kind}":
+            owners, names = asked.get("author", []), [each.name for each in self.server.repositories]
+            self.listed([{"id": name} for name in names if not owners or name.partition("/")[0] in owners])
+        elif repository.former and f"/{repository.former}/" in f"{path}/":
             self.send(b"", "", 307, location=self.path.replace(repository.former, repository.name))
         elif path.startswith(f"{api}/auth-check"):
             self.send(b"", "", *(repository.refused or (200, "")))

@@ -119,6 +119,7 @@ def test_links_of_the_readme_resolve() -> None:
             assert not anchor or anchor in anchors(target), f"{page.name}: {path}#{anchor}"
 
 
+@pytest.mark.slow  # As make docs.
 def test_the_site_builds_strictly_and_loads_nothing_from_the_network(tmp_path: Path) -> None:
     site, path = tmp_path / "site", os.pathsep.join([str(ROOT / "src"), *sys.path])
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(site)]

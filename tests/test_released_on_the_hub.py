@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+from PIL import Image
 
 from tests.data.folders import photo, prompts_only
 from tests.hub import COMMIT, counted, hub
@@ -31,6 +32,7 @@ FEW = {
     "evaluation": {"every": 0},
     "tracking": {"images_every": 0},
 }
+FRAMES = {"rewards": {"colour_entropy": {"frames": "all", "over_frames": "mean"}}}
 SAM = "facebook/sam2.1-hiera-large"
 MASKS = {"data": {"path": "queries"}, "model": {"options": {"max_tokens": 6}}, "sampling": None, "reward": "auto"}
 MASKS |= {"rewards": {"colour_entropy": None, "negative_points": {"options": {"segmenter": {"device": "cpu"}}}}}
@@ -39,8 +41,8 @@ ENVIRONMENTS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "flux": ("black-forest-labs/FLUX.1-dev", {}),
     "z_image": ("Tongyi-MAI/Z-Image", {}),
     "qwen_image_edit_plus": ("Qwen/Qwen-Image-Edit-2511", {"data": {"path": "edits"}}),
-    "wan": ("Wan-AI/Wan2.1-T2V-1.3B-Diffusers", {"data": {"frames": 5}}),
-    "ltx": ("Lightricks/LTX-Video", {"data": {"frames": 9}}),
+    "wan": ("Wan-AI/Wan2.1-T2V-1.3B-Diffusers", {"data": {"frames": 5}, **FRAMES}),
+    "ltx": ("Lightricks/LTX-Video", {"data": {"frames": 9}, **FRAMES}),
     "glm_image": ("zai-org/GLM-Image", {}),
     "qwen2_5_vl": ("Qwen/Qwen2.5-VL-7B-Instruct", MASKS),
 }
@@ -57,7 +59,10 @@ def edits(folder: Path) -> None:
 def queries(folder: Path) -> None:
     for number in range(12):
         photo(folder / f"images/{number}.png", number)
-        photo(folder / f"masks/thing/{number}.png", number)
+        mask = Image.new("L", (200, 160))
+        mask.paste(255, (20, 20, 60 + number, 90))
+        (folder / "masks/thing").mkdir(parents=True, exist_ok=True)
+        mask.save(folder / f"masks/thing/{number}.png")
 
 
 DATA: Mapping[str, Callable[[Path], None]] = {"prompts": prompts_only, "edits": edits, "queries": queries}

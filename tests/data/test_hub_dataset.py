@@ -59,6 +59,19 @@ def test_the_commit_that_is_read_is_in_the_report(tmp_path: Path) -> None:
     assert (len(table), table.report["commit"]) == (20, COMMIT)
 
 
+@pytest.mark.parametrize("path", ["https://huggingface.co/datasets/acme/pictures/", PATH])
+def test_a_dataset_is_named_by_its_page(path: str) -> None:
+    assert data_config(path).path == PATH
+
+
+@pytest.mark.parametrize(
+    "path", ["https://huggingface.co/acme/pictures", "https://hf.co/datasets/acme/pictures/tree/a"]
+)
+def test_a_different_address_of_the_hub_is_refused(path: str) -> None:
+    with pytest.raises(ValueError, match="expected hf://datasets/OWNER/NAME"):
+        data_config(path)
+
+
 def test_one_of_several_configurations_is_named(tmp_path: Path) -> None:
     with hub(NAME, repository(tmp_path / "repository", TWO), kind="datasets"):
         assert prompts(config="fr") == ["bonjour"]

@@ -397,3 +397,19 @@ def test_held_out_pictures_that_look_like_pictures_that_train_are_named(tmp_path
         assert said.startswith("4 held-out records look like one that trains (")
         assert pairs in said
         assert "test/copy0.jpg and train/0.png, test/copy2.jpg and train/2.png" in said
+
+
+def test_no_note_names_a_sealed_picture(tmp_path):
+    rng = np.random.default_rng(0)
+    small = Image.fromarray(rng.integers(0, 256, (6, 8, 3), dtype=np.uint8))
+    photo = small.resize((256, 128), Image.Resampling.BICUBIC)
+    (tmp_path / "data").mkdir()
+    for number in range(16):  # Each looks like every other.
+        photo.save(tmp_path / f"data/{number:02}.jpg", quality=60 + number)
+        (tmp_path / f"data/{number:02}.txt").write_text(f"photo {number}")
+    table = prepare(tmp_path, held_out_share=0.25, sealed_share=0.25)
+    (said,) = [warning for warning in table.report["warnings"] if "look like" in warning]
+    rows = [(row["target_file"], row["split"]) for row in table.rows()]
+    sealed = [name for name, split in rows if split == "sealed"]
+    assert min(sealed) < min(name for name, split in rows if split == "train"), "it would be named first"
+    assert not any(name in said for name in sealed)

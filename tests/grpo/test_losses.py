@@ -21,6 +21,7 @@ LOW, HIGH = 0.2, 0.3
         (1.5, -2.0, 3.0, 2.0),  # above it, bad action: the pessimistic side keeps its gradient
         (0.9, -2.0, 1.8, 2.0),  # inside the lower clip
         (0.5, -2.0, 1.6, 0.0),  # below it, bad action: clipped
+        (0.75, -2.0, 1.6, 0.0),  # further than the lower clip, and not than the upper
         (0.5, 2.0, -1.0, -2.0),  # below it, good action: keeps its gradient
     ],
 )

@@ -71,6 +71,13 @@ def test_an_update_is_skipped_on_request(of: str, caplog: pytest.LogCaptureFixtu
     assert line.endswith("The update is skipped.")
 
 
+def test_the_update_after_a_skipped_one_starts_from_the_policy_that_sampled() -> None:
+    trainer = trainer_of(Broken({0}), non_finite="skip", updates_per_rollout=2, target_kl=1e-3, steps=1)
+    (metrics,) = trainer.fit(records(10))
+    assert metrics.values["updates_skipped"] == 1
+    assert 0 < metrics.values["step_kl"] < 1
+
+
 @pytest.mark.parametrize("resumed_after", [None, 4])
 def test_a_model_that_stays_broken_stops_the_run_also_a_resumed_one(resumed_after: int | None) -> None:
     trainer = trainer_of(Broken(range(2, 99)), non_finite="skip", steps=20)

@@ -166,7 +166,9 @@ def outputs(network: Any, adapter: PeftAdapter, rows: int) -> list[torch.Tensor]
     return [sampled, reference, replayed.detach(), *gradients]
 
 
-@pytest.mark.parametrize(("dtype", "near"), [(torch.float32, 1e-5), (torch.bfloat16, 0.05)])
+@pytest.mark.parametrize(
+    ("dtype", "near"), [(torch.float32, 1e-5), pytest.param(torch.bfloat16, 0.05, marks=pytest.mark.slow)]
+)
 def test_blocks_with_an_adapter_are_compiled_once_for_every_batch(dtype: torch.dtype, near: float, graphs: Any) -> None:
     network, adapter = adapted(dtype)
     expected = {rows: outputs(network, adapter, rows) for rows in (4, 6, 3)}

@@ -48,8 +48,8 @@ MADE_BY = {"baseline": "baseline", "adapters": "train", "trained": "evaluate", "
 def catalog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DataCatalog:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(build, "run_side_by_side", in_this_process)
-    monkeypatch.setattr(pretrain_vl, "POOL", 100)
-    monkeypatch.setattr(pretrain_vl, "_BATCH", 8)
+    monkeypatch.setattr(pretrain_vl, "POOL", 20)
+    monkeypatch.setattr(pretrain_vl, "_BATCH", 4)
     changes = {
         "starter": {"records_per_prompt": 4, "vl_steps": 2},
         "model": {"options": {"max_tokens": 6}},

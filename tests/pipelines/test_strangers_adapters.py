@@ -26,7 +26,7 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.config.adapter_folder import FACTS, adapter_digest, read_facts
 from visual_grpo.config.schema import merged
 from visual_grpo.config.stated import parameters_digest
-from visual_grpo.data.datasets import FolderDataset, GivenPath, RecordsDataset
+from visual_grpo.data.datasets import PATH, FolderDataset, GivenPath, RecordsDataset
 from visual_grpo.data.manifest import RecordTable, write_manifest
 from visual_grpo.grpo.checkpoint import save_checkpoint
 from visual_grpo.hooks.parameters import ParameterHooks, _with_adapters
@@ -78,8 +78,11 @@ class Place:
         hooks, nodes = ParameterHooks(), register_pipelines()[pipeline]
         hooks.after_context_created(context_of(given))
         table = RecordsDataset(filepath=str(self.folder / "records.parquet"))
-        names = nodes.all_outputs() | {"adapters"}
-        places = {name: FolderDataset(filepath=str(self.folder / name)) for name in names}
+        looked_at = {name.removeprefix(PATH) for name in nodes.inputs() if name.startswith(PATH)}
+        places = {
+            name: FolderDataset(filepath=str(self.folder / name))
+            for name in {"adapters"} | looked_at | nodes.all_outputs()
+        }
         catalog = DataCatalog({**places, "records": table, "draft": GivenPath()})
         hooks.after_catalog_created(catalog)
         hooks.before_pipeline_run(nodes, catalog)

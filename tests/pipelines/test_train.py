@@ -48,6 +48,9 @@ from visual_grpo.tracking.run_origin import Running
 from visual_grpo.tracking.sync import DIGEST
 from visual_grpo.tracking.tracker import Tracker
 
+FEW = {"steps": 1, "warmup_steps": 0}
+"""Where the number of steps does not matter."""
+
 
 class Project:
     def __init__(self, folder: Path, model: Path) -> None:
@@ -161,7 +164,7 @@ def test_an_alarm_leaves_traces_and_ends_the_training(project: Project, capsys: 
 
 def test_no_held_out_or_sealed_prompt_is_seen_in_training_and_the_adapters_say_so(project: Project) -> None:
     seen.clear()
-    project.run(rewards={"noted": {"function": "tests.pipelines.test_train:noting"}})
+    project.run(rewards={"noted": {"function": "tests.pipelines.test_train:noting"}}, grpo=FEW)
     assert {prompt.rpartition(" ")[0] for prompt in seen} == {"a thing"}
     never_seen = json.loads((project.folder / "adapters" / "held_out.json").read_text())
     assert never_seen == ["held_out 0", "held_out 1", "sealed 0", "sealed 1"]
@@ -173,7 +176,7 @@ def test_no_held_out_or_sealed_prompt_is_seen_in_training_and_the_adapters_say_s
 def test_a_stopped_run_says_how_to_go_on_and_keeps_the_old_adapters(
     project: Project, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    project.run()
+    project.run(grpo=FEW)
     before = (project.folder / "adapters" / "ar" / "adapter_model.safetensors").read_bytes()
     monkeypatch.setenv("STOP_AT", "3")
     with pytest.raises(KeyboardInterrupt):
@@ -207,16 +210,18 @@ def test_an_extended_run_names_the_commands_of_all_its_parts(
 ) -> None:
     for number, changes in enumerate(({}, {"resume": "auto"}, {"resume": "auto"})):
         monkeypatch.setattr(sys, "argv", ["kedro", "run", f"--part={number}"])
-        project.run(grpo={"schedule": "constant", "warmup_steps": 3, "steps": STEPS + number}, **changes)
+        project.run(grpo={"schedule": "constant", "warmup_steps": 3, "steps": 2 + number}, **changes)
     facts = json.loads((project.folder / "adapters" / "training.json").read_text())
     assert facts["command"] == ".venv/bin/kedro run --part=0"
     assert facts["resumed.command"] == ".venv/bin/kedro run --part=1\n.venv/bin/kedro run --part=2"
-    steps = [f"grpo.steps: {STEPS + n}, {STEPS + n + 1} after step {STEPS + n}" for n in (0, 1)]
-    assert facts["resumed.parameters"].splitlines() == steps
+    assert facts["resumed.parameters"].splitlines() == [
+        "grpo.steps: 2, 3 after step 2",
+        "grpo.steps: 3, 4 after step 3",
+    ]
     told = [line for line in capsys.readouterr().out.splitlines() if "`reproduce` will not" in line]
-    assert ["different parameters (grpo.steps: 6, 7 after step 6)" in line for line in told] == [True, False]
+    assert ["different parameters (grpo.steps: 2, 3 after step 2)" in line for line in told] == [True, False]
     assert len(told) == 2
-    with pytest.raises(UserError, match=r"was resumed with different parameters \(grpo.steps: 6, 7 after step 6, "):
+    with pytest.raises(UserError, match=r"was resumed with different parameters \(grpo.steps: 2, 3 after step 2, "):
         check_repeatable(project.folder, facts | {"git.commit": "0"})
     card = (project.folder / "adapters" / "README.md").read_text().splitlines()
     assert "- Command: `.venv/bin/kedro run --part=0`" in card
@@ -245,16 +250,16 @@ def test_a_checkpoint_of_other_reward_code_is_refused_before_its_baseline_is(
     file.write_text("from tests.training.few_steps import brightness\n")
     monkeypatch.syspath_prepend(tmp_path)
     rewards = {"brightness": {"function": "an_edited_judge:brightness"}}
-    project.run(rewards=rewards)
+    project.run(rewards=rewards, grpo=FEW)
     file.write_text(file.read_text() + "# edited\n")
     project.made_otherwise = {"evaluation": {"seed": 99}}
     with pytest.raises(UserError, match=r"made with different code of reward brightness: .*Restore what differs"):
-        project.run(rewards=rewards, resume="auto")
+        project.run(rewards=rewards, grpo=FEW, resume="auto")
 
 
 def test_a_training_starts_from_other_adapters_and_their_reference_stays_the_base(project: Project) -> None:
-    on_policy = {"updates_per_rollout": 1, "steps": 3, "warmup_steps": 0}
-    first = project.run(grpo=on_policy).load("training_history")
+    on_policy = {"updates_per_rollout": 1, **FEW}
+    first = project.run(grpo={**on_policy, "steps": 3}).load("training_history")
     adapters = shutil.copytree(project.folder / "adapters", project.folder / "before")
     started = project.run(grpo=on_policy, train={"start": str(adapters), "seed": 8}).load("training_history")
     assert first["kl"][0] == pytest.approx(0, abs=1e-6)
@@ -272,20 +277,19 @@ def test_a_training_starts_from_other_adapters_and_their_reference_stays_the_bas
 
 
 def test_other_adapters_to_start_from_are_another_training(project: Project) -> None:
-    few = {"steps": 2, "warmup_steps": 0}
-    project.run(grpo=few)
+    project.run(grpo=FEW)
     adapters = shutil.copytree(project.folder / "adapters", project.folder / "before")
-    project.run(grpo=few, train={"start": str(adapters)})
+    project.run(grpo=FEW, train={"start": str(adapters)})
     made_by = json.loads((adapters / "training.json").read_text())["mlflow_run_id"]
     assert json.loads((project.folder / "adapters/training.json").read_text()).get("start.run") == made_by
     again = shutil.copytree(project.folder / "adapters", project.folder / "after")
     facts = json.loads((adapters / "training.json").read_text()) | {"model_content": "another"}
     (adapters / "training.json").write_text(json.dumps(facts))
     with pytest.raises(UserError, match="was trained on a base model whose files differ"):
-        project.run(grpo=few, train={"start": str(adapters)})
+        project.run(grpo=FEW, train={"start": str(adapters)})
     shutil.copytree(again, adapters, dirs_exist_ok=True)
     with pytest.raises(UserError, match="made with different adapters at the start"):
-        project.run(grpo=few, train={"start": str(adapters)}, resume="auto")
+        project.run(grpo=FEW, train={"start": str(adapters)}, resume="auto")
 
 
 def test_a_training_starts_from_a_lora_file_and_knows_it_again(
@@ -330,7 +334,7 @@ def test_a_training_starts_from_a_lora_file_and_knows_it_again(
     ],
 )
 def test_adapters_of_another_shape_are_refused(project: Project, change: dict[str, Any], said: str) -> None:
-    project.run(grpo={"steps": 1, "warmup_steps": 0})
+    project.run(grpo=FEW)
     adapters = shutil.copytree(project.folder / "adapters", project.folder / "before")
     with pytest.raises(UserError, match=f"train.start: .*{said}"):
         project.run(train={"start": str(adapters)}, **change)

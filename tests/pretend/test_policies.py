@@ -55,7 +55,7 @@ CASES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "qwen2_5_vl": ("vl_folder", VL),
     "qwen3_vl": ("qwen3_vl_folder", VL),
 }
-QUICK = ("joint", "sd3", "qwen2_5_vl")
+QUICK = ("joint", "qwen2_5_vl")
 """What these run covers most of the others, but for the settings of matching and the sources of edits."""
 
 pytestmark = pytest.mark.usefixtures("small_sources")

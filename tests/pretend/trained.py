@@ -1,4 +1,4 @@
-"""Small models of the real classes, each trained for two steps on a device."""
+"""Small models of the real classes, each trained for a step on a device."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ def records_of(pictures: Sequence[Path] = ()) -> list[PromptRecord]:
 
 
 def config_of(folder: Path, device: str, kinds: Sequence[str] = ("tokens", "flow"), **changes: Any) -> Parameters:
-    """Two steps of two updates with a penalty for the distance to the reference."""
+    """A step of two updates with a penalty for the distance to the reference."""
     model = {"path": "named by the test", "device": device, "threads": 1, **changes.pop("model", {})}
     policy = {"train": "all", "signal_check": {"rollouts": 0}, **changes.pop("policy", {})}
-    grpo = {"steps": 2, "prompts_per_step": 2, "group_size": 2, "updates_per_rollout": 2, "micro_batch_size": 2}
+    grpo = {"steps": 1, "prompts_per_step": 2, "group_size": 2, "updates_per_rollout": 2, "micro_batch_size": 2}
     return parameters(
         folder,
         starter={"world": "examples.scenes:WORLD"} if "flow" not in kinds else {},

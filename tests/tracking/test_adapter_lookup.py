@@ -77,6 +77,12 @@ def test_the_beginning_of_an_id_that_is_a_number_is_a_text() -> None:
 LORAS: list[tuple[str, list[str], str]] = [
     ("someone/one", ["step_100.safetensors"], "step_100.safetensors"),
     ("someone/diffusers", ["pytorch_lora_weights.safetensors", "old.safetensors"], "pytorch_lora_weights.safetensors"),
+    ("https://huggingface.co/someone/one/", ["a.safetensors"], "a.safetensors"),
+    (
+        "https://huggingface.co/someone/many/blob/main/b.safetensors",
+        ["a.safetensors", "b.safetensors"],
+        "b.safetensors",
+    ),
     ("someone/many/b/b.safetensors", ["a.safetensors", "b/b.safetensors"], "b/b.safetensors"),
 ]
 
@@ -85,17 +91,20 @@ LORAS: list[tuple[str, list[str], str]] = [
 def test_a_lora_on_the_hub_is_a_start(
     named: str, files: list[str], chosen: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with hub("/".join(named.split("/")[:2]), lora_repository(tmp_path, files, monkeypatch)) as asked:
+    with hub(
+        "/".join(named.removeprefix("https://huggingface.co/").split("/")[:2]),
+        lora_repository(tmp_path, files, monkeypatch),
+    ) as asked:
         found = start_of_training(named, LATEST)
     assert found is not None
     assert (found.parts[-1 - len(Path(chosen).parts)], found.read_text()) == (COMMIT, chosen)
     assert asked == [chosen]
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with counted() as requests:
-        if named == "someone/one":  # There may be others.
+        if "someone/one" in named:  # There may be others.
             with pytest.raises(UserError, match="If it was downloaded, name its file"):
                 start_of_training(named, LATEST)
-            named = f"{named}/{chosen}"
+            named = f"someone/one/{chosen}"
         assert start_of_training(named, LATEST) == found
     assert requests == []
 

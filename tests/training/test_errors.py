@@ -33,7 +33,11 @@ class Failing:
 
 @pytest.mark.parametrize(
     ("policy", "group_size"),
-    [({"train": "dit"}, 3), ({"train": "all"}, 3), ({"train": "all", "stages": "joint"}, 2)],
+    [
+        pytest.param({"train": "dit"}, 3, marks=pytest.mark.slow),  # As one of two modules: below.
+        ({"train": "all"}, 3),
+        ({"train": "all", "stages": "joint"}, 2),
+    ],
 )
 def test_a_run_resumes_after_an_error_of_a_reward_in_the_last_rollout_of_a_step(
     pipeline_folder: Path, tmp_path: Path, policy: dict[str, Any], group_size: int

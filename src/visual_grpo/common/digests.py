@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -60,6 +61,24 @@ def may_be_hub_id(path: str) -> bool:
     return path.count("/") <= 1 and not path.startswith((".", "/", "~")) and not Path(path).exists()
 
 
+def on_hub(address: str) -> str | None:
+    """Returns what an address of the hub names, such as OWNER/NAME or datasets/OWNER/NAME; None for any other text."""
+    start = next((start for start in _ADDRESSES if address.startswith(start)), None)
+    return None if start is None else address.removeprefix(start).strip("/")
+
+
+def plain_dataset(path: str) -> str:
+    """Returns hf://datasets/OWNER/NAME for the address of its page, and the folder for one that starts with ~. Raises
+    ValueError for a different address of the hub."""
+    named = on_hub(path)
+    if named is None:
+        return os.path.expanduser(path)  # noqa: PTH111 (a Path has no two slashes, as addresses have)
+    kind, *names = named.split("/")
+    if kind != "datasets" or (len(names) != 2 and not path.startswith("hf://")):
+        raise ValueError(f"got {path!r}, which is not the address of a dataset: expected hf://datasets/OWNER/NAME")
+    return f"hf://{named}"
+
+
 def plain_path(path: str) -> str:
     """Returns a hub id for its address, and the folder for one that starts with ~. Raises ValueError for a file, and
     for the address of something inside a repository."""
@@ -70,10 +89,9 @@ def plain_path(path: str) -> str:
         )
     if path.startswith("~"):
         return str(Path(path).expanduser())
-    start = next((start for start in _ADDRESSES if path.startswith(start)), None)
-    if start is None:
+    if (named := on_hub(path)) is None:
         return path
-    owner, _, rest = path.removeprefix(start).strip("/").partition("/")
+    owner, _, rest = named.partition("/")
     name, _, inside = rest.partition("/")
     if not name or inside:
         branch = inside.removeprefix("tree/")

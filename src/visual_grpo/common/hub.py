@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
+from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Literal
 
 import huggingface_hub
-from huggingface_hub import constants
+from huggingface_hub import constants, get_session
 from huggingface_hub.errors import (  # type: ignore[attr-defined]
     GatedRepoError,
     HfHubHTTPError,
@@ -16,6 +20,10 @@ from huggingface_hub.errors import (  # type: ignore[attr-defined]
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
+from huggingface_hub.file_download import repo_folder_name
+from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
+
+from visual_grpo.common.errors import UserError, nearest
 
 Kind = Literal["model", "dataset", "LoRA"]
 REFUSALS = (HTTPError, HFValidationError, OSError)
@@ -51,7 +59,8 @@ def refusal(kind: Kind, named: str, path: str, revision: str | None, error: Base
         return f"{place} is {revision!r}, which is not a branch, tag or commit of {path} ({page}/commits)."
     if isinstance(error, RepositoryNotFoundError):
         who = "your token does not show it to you" if logged_in else "it needs a token (`hf auth login`, or HF_TOKEN)"
-        return f"{named}: the hub has no {kind} {path}; or it is private, and {who}. Check the name at {page}."
+        missing = f"the hub has no {kind} {path}; or it is private, and {who}. Check the name at {page}."
+        return f"{named}: {missing}{_nearest(kind, path)}"
     if isinstance(error, HFValidationError):
         return (
             f"{named} is {path!r}, which is neither a folder on this machine nor a hub id. Expected OWNER/NAME,"
@@ -75,12 +84,56 @@ def silence(error: BaseException) -> str | None:
     return None
 
 
-def not_stored(named: str, path: str, error: OSError) -> str:
-    """Says that the cache takes no files."""
+def require_space(named: str, path: str, missing: int) -> None:
+    """Raises UserError where the cache cannot take ``missing`` bytes of a model."""
+    cache = Path(constants.HF_HUB_CACHE)
+    blobs = cache / repo_folder_name(repo_id=path, repo_type="model") / "blobs"
+    place = next(folder for folder in (blobs, *blobs.parents) if folder.exists())
+    try:
+        with TemporaryFile(dir=place):
+            free = shutil.disk_usage(place).free
+    except OSError as error:
+        raise UserError(not_stored(named, path, error)) from error
+    if missing > free:
+        raise UserError(
+            f"{named}: {shown_size(missing)} of {path} are to be downloaded into {cache}, where {shown_size(free)} are"
+            " free. Free some space, or set HF_HOME to a folder on a larger disk."
+        )
+
+
+def shown_size(count: int) -> str:
+    """``24.7 GB``, ``3.1 MB``."""
+    return f"{count / 1e9:.1f} GB" if count >= 1e8 else f"{count / 1e6:.1f} MB"
+
+
+def not_stored(named: str, path: str, error: OSError, cache: Path | None = None) -> str:
+    """Says that the cache, by default that of models, takes no files."""
     return (
-        f"{named}: {path} cannot be stored in the hub's cache, {constants.HF_HUB_CACHE} ({error.strerror}). Set HF_HOME"
-        " to a folder with space that you may write into."
+        f"{named}: {path} cannot be stored in the hub's cache, {cache or constants.HF_HUB_CACHE} ("
+        f"{error.strerror or error}). Set HF_HOME to a folder with space that you may write into."
     )
+
+
+def _nearest(kind: Kind, path: str) -> str:
+    """Returns a hint at a repository of the owner with a similar name, or of a similar owner with the name; else ""."""
+    owner, _, name = path.rpartition("/")
+    with suppress(*REFUSALS, ValueError, LookupError, TypeError):  # It is a hint: an odd answer is none.
+        near = nearest(name, [its_name for _, its_name in _listed(kind, author=owner)])
+        if near not in (None, name):
+            return f" Did you mean '{owner}/{near}'?"
+        near = nearest(owner, [its_owner for its_owner, its_name in _listed(kind, search=name) if its_name == name])
+        if near not in (None, owner):
+            return f" Did you mean '{near}/{name}'?"
+    return ""
+
+
+def _listed(kind: Kind, **asked: str) -> list[tuple[str, str]]:
+    """Owners and names of up to 1000 repositories."""
+    url = f"{constants.ENDPOINT}/api/{'datasets' if kind == 'dataset' else 'models'}"
+    headers, seconds = build_hf_headers(), constants.HF_HUB_ETAG_TIMEOUT
+    answer = get_session().get(url, params=asked | {"limit": "1000"}, headers=headers, timeout=seconds)
+    parts = (found["id"].partition("/") for found in answer.raise_for_status().json())
+    return [(owner, name) for owner, _, name in parts]
 
 
 def _answer(path: str, error: HfHubHTTPError) -> str:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from visual_grpo.common.digests import plain_dataset
 from visual_grpo.config.base import REACHES, BuiltIn, NotEmpty, Share, Side, Strict, Task, Words
 from visual_grpo.config.decides import Decides
 
@@ -91,8 +91,8 @@ class DataConfig(Strict, decides=Decides.CONTENT):
 
     @field_validator("path")
     @classmethod
-    def _in_the_home_folder(cls, path: str) -> str:
-        return os.path.expanduser(path)  # noqa: PTH111 (a Path has no two slashes, as hf:// has)
+    def _without_its_address(cls, path: str) -> str:
+        return plain_dataset(path)
 
     @model_validator(mode="after")
     def _something_is_left_to_train_on(self) -> Self:

@@ -3,7 +3,10 @@ earlier version in its place."""
 
 from __future__ import annotations
 
+import errno
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +15,13 @@ from huggingface_hub import constants
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError  # type: ignore[attr-defined]
 
 from visual_grpo.common.errors import UserError
-from visual_grpo.common.hub import refusal
+from visual_grpo.common.hub import not_stored, refusal
 from visual_grpo.config import DataConfig
 from visual_grpo.data.record import shorten
 from visual_grpo.data.splits import ALL
 
 HUB = "hf://datasets/"
+_DISK = {errno.EACCES, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC, errno.ENOTDIR, errno.EPERM, errno.EROFS}
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -47,16 +51,36 @@ def load_hub_dataset(data: DataConfig) -> dict[str | None, Any]:
     """
     name, loaded = data.path.removeprefix(HUB), dict[str | None, Any]()
     commit = _commit(name, data.revision)
-    builder = _builder(data, name, commit)
-    # What the dataset's own description names may be files of this machine.
-    listed = [str(file) for files in (builder.config.data_files or {}).values() for file in files]
-    if odd := [file for file in listed if not file.startswith(("hf://", "https://")) or "::" in file]:
-        raise ValueError(f"it names {shorten(odd[0])!r}, which is not a file of the hub")
-    builder.download_and_prepare()
+    with _storing(name):
+        builder = _builder(data, name, commit)
+        # What the dataset's own description names may be files of this machine.
+        listed = [str(file) for files in (builder.config.data_files or {}).values() for file in files]
+        if odd := [file for file in listed if not file.startswith(("hf://", "https://")) or "::" in file]:
+            raise ValueError(f"it names {shorten(odd[0])!r}, which is not a file of the hub")
+        builder.download_and_prepare()
     for split in {None} if data.split in (None, ALL) else {data.split, data.held_out_split or data.split}:
         dataset = builder.as_dataset(split=split)  # Also a part of one: train[:100].
         loaded |= dataset if isinstance(dataset, dict) else {split: dataset}
     return loaded
+
+
+@contextmanager
+def _storing(name: str) -> Iterator[None]:
+    """Turns errors of the disk, which the library wraps in its own, into a UserError."""
+    from datasets import config
+
+    try:
+        yield
+    except Exception as error:
+        chain: list[BaseException] = [error]
+        while (cause := chain[-1].__cause__) is not None:
+            chain.append(cause)
+        of_system = (each for each in chain if isinstance(each, OSError))
+        # A connection that is reset has a number, too.
+        disk = (each for each in of_system if each.errno in _DISK or str(each).startswith("Not enough disk space"))
+        if (found := next(disk, None)) is None:
+            raise
+        raise UserError(not_stored("data.path", name, found, config.HF_DATASETS_CACHE)) from error
 
 
 def _commit(name: str, revision: str | None) -> str | None:

@@ -11,12 +11,13 @@ import hashlib
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import pandas as pd
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
 from visual_grpo.config import flatten
 from visual_grpo.config.adapter_folder import CODE
@@ -74,23 +75,7 @@ def render(
     measures = {headline["name"]: headline["name"]} | ({task["score"]: task["name"]} if task else {})
     measures |= {judge["name"]: f"judge {judge['name']}" for judge in headline["judges"]}
     script, style = (_source(name) for name in ("pairs.js", "style.css"))
-    environment = Environment(
-        loader=PackageLoader("visual_grpo.evaluation"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {
-        "change": change,
-        "decimals": decimals,
-        "extent": extent,
-        "hyphenated": lambda name: name.replace("_", "-"),
-        "short": lambda value: f"{value[:12]}…" if re.fullmatch(r"[0-9a-f]{20,}", value) else value,
-        "number": format,
-        "sampler": _parameter_of,
-    }
-    return environment.get_template("report.html.j2").render(
+    return _template().render(
         script=script,
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         style=style,
@@ -133,6 +118,28 @@ def configuration(parameters: Mapping[str, Any], before: Mapping[str, Any]) -> d
     changed = [row for row in rows if row[0] not in _RUNS_OWN and _differs(row, row[0] in before)]
     changed += [(name, REMOVED, "") for name in _removed(parameters, before)]
     return {"changed": changed if before else [], "all": rows}
+
+
+@cache
+def _template() -> Template:
+    """Compiles the page's template, once."""
+    environment = Environment(
+        loader=PackageLoader("visual_grpo.evaluation"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "change": change,
+        "decimals": decimals,
+        "extent": extent,
+        "hyphenated": lambda name: name.replace("_", "-"),
+        "short": lambda value: f"{value[:12]}…" if re.fullmatch(r"[0-9a-f]{20,}", value) else value,
+        "number": format,
+        "sampler": _parameter_of,
+    }
+    return environment.get_template("report.html.j2")
 
 
 def _differs(row: tuple[str, Any, Any], is_in_base: bool) -> bool:

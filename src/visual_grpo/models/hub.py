@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
-from tempfile import TemporaryFile
 from typing import Any
 
 import huggingface_hub
 import torch
 from huggingface_hub import ModelInfo, constants
 from huggingface_hub.errors import HFValidationError
-from huggingface_hub.file_download import repo_folder_name
 from transformers import PreTrainedTokenizerBase
 
 from visual_grpo.common.errors import UserError
-from visual_grpo.common.hub import REFUSALS, not_stored, refusal
+from visual_grpo.common.hub import REFUSALS, refusal, require_space, shown_size
 from visual_grpo.models.without_weights import class_of
 
 PIPELINE_FILE, MODEL_FILE = "model_index.json", "config.json"
@@ -31,7 +28,6 @@ _WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".ckpt"}
 _SHARDS = ".safetensors.index.json"
 _WHOLE = "tokenizer.json"
 """A vocabulary in one file."""
-_GB = 1e9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,10 +49,9 @@ class HubModel:
         if self.name != self.path:
             yield f"model.path: {self.path} is called {self.name} on the hub now; the old name still leads there."
         if self.to_download:
-            gigabytes = self.to_download / _GB
-            size = f"{gigabytes:.1f} GB" if gigabytes >= 0.1 else f"{self.to_download / 1e6:.1f} MB"
             yield (
-                f"Downloads {size} of weights of {self.path} (commit {self.commit[:12]}) into {constants.HF_HUB_CACHE}"
+                f"Downloads {shown_size(self.to_download)} of weights of {self.path} (commit {self.commit[:12]}) into"
+                f" {constants.HF_HUB_CACHE}"
             )
 
 
@@ -82,7 +77,7 @@ def look_up(path: str, revision: str | None) -> HubModel:
     missing = sum(sizes[name] for name in weights if not _is_cached(path, name, commit))
     if missing:
         _require_access(path, info)
-        _require_space(path, missing)
+        require_space("model.path", path, missing)
     return replace(found, name=info.id, to_download=missing)
 
 
@@ -139,22 +134,6 @@ def _require_access(path: str, info: ModelInfo) -> None:
             huggingface_hub.auth_check(path)
     except REFUSALS as error:
         raise UserError(refusal("model", "model.path", path, None, error)) from error
-
-
-def _require_space(path: str, missing: int) -> None:
-    cache = Path(constants.HF_HUB_CACHE)
-    blobs = cache / repo_folder_name(repo_id=path, repo_type="model") / "blobs"
-    place = next(folder for folder in (blobs, *blobs.parents) if folder.exists())
-    try:
-        with TemporaryFile(dir=place):
-            free = shutil.disk_usage(place).free
-    except OSError as error:
-        raise UserError(not_stored("model.path", path, error)) from error
-    if missing > free:
-        raise UserError(
-            f"model.path: {missing / _GB:.1f} GB of {path} are to be downloaded into {cache}, where {free / _GB:.1f} GB"
-            " are free. Free some space, or set HF_HOME to a folder on a larger disk."
-        )
 
 
 def read_described(file: Path) -> Mapping[str, Any]:

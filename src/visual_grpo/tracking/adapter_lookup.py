@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from visual_grpo.common.digests import SINGLE_FILES, digest_once
+from visual_grpo.common.digests import SINGLE_FILES, digest_once, on_hub
 from visual_grpo.common.errors import Remedy, UserError, nearest_hint
 from visual_grpo.common.files import settled
 from visual_grpo.config.adapter_folder import BASE, FACTS, LATEST, NONE, adapter_digest, read_facts
@@ -32,6 +32,7 @@ ADAPTERS = "data/visual_grpo/adapters"
 SAFETENSORS = ".safetensors"
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 _HUB_FILE = re.compile(rf"({_HUB_ID.pattern})/(.+)")
+_HUB_ADDRESS = re.compile(rf"(?P<repository>{_HUB_ID.pattern})(?:/(?:(?:blob|resolve|tree)/main/?)?(?P<file>.+)?)?")
 _DIFFUSERS_FILE = "pytorch_lora_weights.safetensors"
 """Name of a LoRA where a program gives it none of its own."""
 _URI = re.compile(r"models:/(?P<name>[^/]+?)(?:@(?P<alias>[^/@]+)|/(?P<version>\d+))")
@@ -104,28 +105,39 @@ def adapters_or_base(named: str, latest: Path) -> Path | None:
 def start_of_training(named: str, latest: Path) -> Path | None:
     """Returns what ``train.start`` names: a file of a LoRA, the folder of a training's adapters, or None for the base.
 
-    A LoRA is a file here, or on the hub as OWNER/NAME or OWNER/NAME/FILE. Raises UserError as `adapters_or_base` does,
-    and for a file that is not safetensors.
+    A LoRA is a file here, or on the hub as OWNER/NAME, OWNER/NAME/FILE or their address. Raises UserError as
+    `adapters_or_base` does, and for a file that is not safetensors.
     """
+    if (address := on_hub(named)) is not None:
+        return _lora_at(address, named)
     path = settled(Path(named).expanduser())
     if path.is_file() or named.endswith(SINGLE_FILES):
-        on_hub = None if path.parent.is_dir() else _HUB_FILE.fullmatch(named)
+        of_hub = None if path.parent.is_dir() else _HUB_FILE.fullmatch(named)
         if not named.endswith(SAFETENSORS):
             raise UserError(f"train.start is {named}: only {SAFETENSORS} is read, since other files can bring code.")
-        if on_hub is None and not path.is_file():
+        if of_hub is None and not path.is_file():
             raise UserError(f"train.start is {named}, a file that does not exist.")
-        return path if on_hub is None else _lora_on_hub(*on_hub.groups())
+        return path if of_hub is None else _lora_on_hub(*of_hub.groups())
     if not path.exists() and _HUB_ID.fullmatch(named):
         return _lora_on_hub(named, None)
     return adapters_or_base(named, latest)
+
+
+def _lora_at(address: str, named: str) -> Path:
+    """Downloads the LoRA at the address of a repository's page, or of a file in its main branch."""
+    found = _HUB_ADDRESS.fullmatch(address)
+    if found is None:
+        raise UserError(f"train.start is {named}, which is not the address of a LoRA: expected OWNER/NAME/FILE.")
+    return _lora_on_hub(found["repository"], found["file"])
 
 
 def _lora_on_hub(repository: str, file: str | None) -> Path:
     """Downloads a LoRA; without a ``file``, the one that diffusers would load. Raises UserError if it cannot."""
     import huggingface_hub
     from huggingface_hub import constants
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
-    from visual_grpo.common.hub import REFUSALS, refusal
+    from visual_grpo.common.hub import REFUSALS, refusal, silence
 
     known = huggingface_hub.try_to_load_from_cache(repository, file or _DIFFUSERS_FILE)
     try:
@@ -136,8 +148,10 @@ def _lora_on_hub(repository: str, file: str | None) -> Path:
         if isinstance(known, str):
             return Path(known)
         why = refusal("LoRA", "train.start", repository, None, error)
-        named = "" if file else " If it was downloaded, name its file: train.start=OWNER/NAME/FILE."
-        raise UserError(f"{why} It is neither a folder nor a file here.{named}") from error
+        if silence(error) or (isinstance(error, RepositoryNotFoundError) and not isinstance(error, GatedRepoError)):
+            why += " It is neither a folder nor a file here."
+            why += "" if file else " If it was downloaded, name its file: train.start=OWNER/NAME/FILE."
+        raise UserError(why) from error
 
 
 def _chosen(repository: str, file: str | None, listed: list[str]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -106,6 +106,14 @@ From github.com/Comfy-Org/ComfyUI: ``model_lora_keys_unet`` of comfy/lora.py (17
 """
 
 
+EXTENDED = ("wan", "qwen_image_edit")
+"""Families that a quick run tests by those that extend them, wan_i2v and qwen_image_edit_plus."""
+
+
+def quick(names: Iterable[str]) -> list[Any]:
+    return [pytest.param(name, marks=[pytest.mark.slow] * ("," in name or name in EXTENDED)) for name in names]
+
+
 @pytest.fixture(scope="module", params=[pytest.param(name, marks=[pytest.mark.slow] * ("," in name)) for name in CASES])
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path, dict[str, Any]]:
     build, options = CASES[request.param]
@@ -114,6 +122,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return request.param, folder, options
 
 
+@pytest.mark.parametrize("case", quick(CASES), indirect=True)
 def test_it_draws_as_its_pipeline_does(case: tuple[str, Path, dict[str, Any]]) -> None:
     name, folder, options = case
     family = find_family("auto", str(folder))
@@ -139,7 +148,7 @@ def test_half_precision_is_no_difference(case: tuple[str, Path, dict[str, Any]],
     assert [finding for finding in findings if not finding.passed] == []
 
 
-@pytest.mark.parametrize("case", [name for name in CASES if "," not in name], indirect=True)
+@pytest.mark.parametrize("case", quick(name for name in CASES if "," not in name), indirect=True)
 def test_a_training_moves_its_adapter(case: tuple[str, Path, dict[str, Any]], tmp_path: Path) -> None:
     name, folder, options = case
     family = find_family(name)

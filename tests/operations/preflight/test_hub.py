@@ -31,8 +31,12 @@ from visual_grpo.rewards.catalogue import build_reward
 from visual_grpo.tracking.adapter_lookup import start_of_training
 
 PAGE = Path(__file__).parents[3] / "docs/experiments/faults.md"
-ROWS = dict(re.findall(r"^\| (.+) \| `(.+)` \|$", PAGE.read_text(encoding="utf-8").partition("# On the hub")[2], re.M))
-"""Fault -> what the message contains."""
+ROW = re.compile(r"^\| (.+) \| `(.+)` \| [\d.]+ s, (\d+) B \|$", re.M)
+ROWS = {
+    fault: (said, int(size))
+    for fault, said, size in ROW.findall(PAGE.read_text(encoding="utf-8").partition("# On the hub")[2])
+}
+"""Fault -> what the message contains, and the bytes that were downloaded until then."""
 NAME = "someone/thing"
 PARTS = {
     "transformer": ["diffusers", "SD3Transformer2DModel"],
@@ -134,6 +138,8 @@ FAULTS: dict[str, Case] = {
     "A gated model, a token without access": Case(refused=(403, "GatedRepo"), token="hf_a"),
     "A misspelt or private model, no token": Case(refused=NOT_THERE),
     "A misspelt or private model, a token": Case(refused=(404, "RepoNotFound"), token="hf_a"),
+    "A misspelt name": Case(ask=lambda: ask_for_model(path="someone/thong")),
+    "A misspelt owner": Case(ask=lambda: ask_for_model(path="somone/thing")),
     "A token that has expired": Case(refused=(401, "Invalid credentials in Authorization header"), token="hf_a"),
     "A revision that is not there": Case(ask=lambda: ask_for_model(revision="v9")),
     "A model of a different family": Case(ask=lambda: ask_for_model(family="flux")),
@@ -163,6 +169,7 @@ FAULTS: dict[str, Case] = {
     "A misspelt or private dataset": Case(ask=ask_for_data, files=DATA, refused=NOT_THERE),
     "A revision of a dataset that is not there": Case(ask=lambda: ask_for_data(revision="v9"), files=DATA),
     "A dataset that is a script": Case(ask=ask_for_data, files=DATA | {"thing.py": ""}),
+    "A dataset, and the cache is read-only": Case(ask=ask_for_data, files=DATA, cache="prompts.txt/cache"),
     "A dataset of several configurations": Case(
         ask=ask_for_data,
         files={"README.md": CARD, "en/a.jsonl": DATA["train.jsonl"], "fr/a.jsonl": DATA["train.jsonl"]},
@@ -171,11 +178,16 @@ FAULTS: dict[str, Case] = {
     "Too many requests for a dataset (429)": Case(ask=ask_for_data, files=DATA, refused=(429, "")),
     "A gated LoRA, no token": Case(ask=lambda: ask_for_lora(f"{NAME}/a.safetensors"), files=LORA, refused=GATED),
     "A LoRA that is not there": Case(ask=lambda: ask_for_lora(f"{NAME}/c.safetensors"), files=LORA),
+    "A LoRA, and the cache is read-only": Case(
+        ask=lambda: ask_for_lora(f"{NAME}/a.safetensors"), files=LORA, cache="prompts.txt/cache"
+    ),
     "Several LoRA in a repository": Case(ask=ask_for_lora, files=LORA),
     "`HF_HUB_OFFLINE=1`, and no file named": Case(ask=ask_for_lora, files=LORA, offline=True),
     "A gated model of a reward, no token": Case(ask=ask_for_reward, files=CLIP, refused=GATED),
     "A misspelt model of a reward": Case(ask=ask_for_reward, files=CLIP, refused=NOT_THERE),
     "`HF_HUB_OFFLINE=1`, and no copy of a reward": Case(ask=ask_for_reward, files=CLIP, offline=True),
+    "A model of a reward, and the disk is too small": Case(ask=ask_for_reward, files=CLIP, free=50_000),
+    "A model of a reward, and the cache is read-only": Case(ask=ask_for_reward, files=CLIP, cache="prompts.txt/cache"),
     "A model of a reward as `.bin` only": Case(
         ask=ask_for_reward, files={name.replace(".safetensors", ".bin"): text for name, text in CLIP.items()}
     ),
@@ -205,7 +217,7 @@ def test_a_fault_on_the_hub_is_told_soon_and_before_weights(
         "HF_HUB_OFFLINE": case.offline,
     }.items():
         monkeypatch.setattr(f"huggingface_hub.constants.{name}", value)
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "datasets"))
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / case.cache / "datasets"))
     monkeypatch.setattr("huggingface_hub.get_token", lambda: case.token)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(case.free, 0, case.free))
     kind: Any = "datasets" if case.files.get("train.jsonl") or "README.md" in case.files else "models"
@@ -216,5 +228,6 @@ def test_a_fault_on_the_hub_is_told_soon_and_before_weights(
         seconds = time.monotonic() - start
     size = sum(Path("hub", file).stat().st_size for file in asked)
     print(f"\n| {fault} | {' '.join(str(told.value).split())} | {seconds:.1f} s | {size} bytes |")  # noqa: T201 - with -s
-    assert ROWS[fault] in str(told.value)
-    assert case.ask is load_model or (seconds < SECONDS and size < SMALL)
+    said, downloaded = ROWS[fault]
+    assert said in str(told.value)
+    assert case.ask is load_model or (seconds < SECONDS and size == downloaded < SMALL)

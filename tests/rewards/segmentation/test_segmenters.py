@@ -143,7 +143,7 @@ def test_masks_equal_a_reference_watershed_to_the_pixel(levels: int) -> None:
     generator = torch.Generator().manual_seed(levels)
     segmenter = WatershedSegmenter(edge=0.6)
     shares = []
-    for _ in range(12):
+    for _ in range(4):
         image = (torch.randint(levels, (3, 9, 14), generator=generator) * (255 // (levels - 1))).to(torch.uint8)
         xs, ys = (torch.randint(side, (5,), generator=generator).tolist() for side in (14, 9))
         points = list(zip(xs, ys, strict=True))

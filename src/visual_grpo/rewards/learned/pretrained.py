@@ -17,15 +17,16 @@ from weakref import WeakValueDictionary
 import huggingface_hub
 import torch
 import transformers
-from huggingface_hub import snapshot_download
+from huggingface_hub import ModelInfo, snapshot_download
 from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+from huggingface_hub.utils import filter_repo_objects  # type: ignore[attr-defined]
 from safetensors import SafetensorError
 from torch import Tensor
 
 from visual_grpo.common.device import resolve_device
 from visual_grpo.common.digests import may_be_hub_id
 from visual_grpo.common.errors import UserError
-from visual_grpo.common.hub import REFUSALS, refusal, silence
+from visual_grpo.common.hub import REFUSALS, refusal, require_space, shown_size, silence
 from visual_grpo.common.quiet_libraries import hidden_progress_bars
 from visual_grpo.config import Dtype
 
@@ -70,8 +71,10 @@ class Origin:
         if (folder := self._local()) is not None:
             self._check_content(folder)
             return
-        self._ask_hub()
-        log.info("The reward %s downloads %s when it scores its first sample.", self.reward, self.path)
+        missing = self._missing_bytes(self._ask_hub())
+        require_space(self._parameter, self.path, missing)
+        size = shown_size(missing)
+        log.info("The reward %s downloads %s of %s when it scores its first sample.", self.reward, size, self.path)
 
     def folder(self) -> Path:
         """The checked folder with the files, downloaded if need be."""
@@ -86,7 +89,7 @@ class Origin:
         if self.revision is not None and _COMMIT.fullmatch(self.revision):
             return self.revision
         folder = self._local()
-        return self._ask_hub() if folder is None else folder.name
+        return self._ask_hub().sha if folder is None else folder.name
 
     def _check_content(self, folder: Path) -> None:
         if self.model_type is None:
@@ -121,18 +124,24 @@ class Origin:
             raise UserError(f"{self._named}, which is neither a folder on this machine nor a hub id") from error
         return None if _missing(cached, self.needed) else cached
 
-    def _ask_hub(self) -> str | None:
-        """The commit that the hub would give now."""
+    def _ask_hub(self) -> ModelInfo:
+        """What the hub would give now."""
         hub = huggingface_hub.HfApi()
         try:
-            info = hub.model_info(self.path, revision=self.revision, timeout=_HUB_SECONDS)
+            info = hub.model_info(self.path, revision=self.revision, files_metadata=True, timeout=_HUB_SECONDS)
             if info.gated:  # Anyone may look at it.
                 hub.auth_check(self.path)
         except REFUSALS as error:
             raise self._unavailable(error) from error
         names = {entry.rfilename for entry in info.siblings or ()}
         self._require_listed(" or ".join(each) for each in self.needed if names.isdisjoint(each))
-        return info.sha
+        return info
+
+    def _missing_bytes(self, info: ModelInfo) -> int:
+        sizes = {entry.rfilename: entry.size or 0 for entry in info.siblings or ()}
+        read = filter_repo_objects(sizes, allow_patterns=list(self.patterns))
+        cached = huggingface_hub.try_to_load_from_cache
+        return sum(sizes[name] for name in read if not isinstance(cached(self.path, name, revision=info.sha), str))
 
     def _download(self) -> Path:
         self._ask_hub()
@@ -146,7 +155,7 @@ class Origin:
     def _require_listed(self, missing: Iterable[str]) -> None:
         if names := ", ".join(missing):
             raise UserError(
-                f"{self._named}, which has no {names} on the hub. Choose a repository or a revision that has"
+                f"{self._named}, which has no {names} on the hub. Choose a repository or a revision that has it"
             )
 
     def _snapshot(self, **options: Any) -> Path:
@@ -156,8 +165,11 @@ class Origin:
     def _unavailable(self, error: BaseException) -> UserError:
         if why := silence(error):
             return UserError(f"{self._named}, which is not on this machine, and {why}. {self._remedy}")
-        named = f"rewards.{self.reward}.options.{self.option}"
-        return UserError(refusal("model", named, self.path, self.revision, error))
+        return UserError(refusal("model", self._parameter, self.path, self.revision, error))
+
+    @property
+    def _parameter(self) -> str:
+        return f"rewards.{self.reward}.options.{self.option}"
 
     @property
     def _named(self) -> str:
@@ -170,7 +182,7 @@ class Origin:
             patterns = " ".join(f"--include '{pattern}'" for pattern in self.patterns)
             revision = f" --revision {self.revision}" if self.revision else ""
             how = f"Where there is a network: hf download {self.path}{revision} {patterns} --local-dir FOLDER"
-        return f"{how}; then set rewards.{self.reward}.options.{self.option} to the folder's path"
+        return f"{how}; then set {self._parameter} to the folder's path"
 
 
 def _missing(folder: Path, needed: Sequence[Sequence[str]]) -> list[str]:

@@ -40,7 +40,9 @@ def first_step(policy: Any, **changes: Any) -> dict[str, float]:
     return dict(next(trainer.fit(RECORDS)).values)
 
 
-@pytest.mark.parametrize(("module", "micro_batch_size"), [("ar", None), ("ar", 3), ("dit", 3)])
+@pytest.mark.parametrize(
+    ("module", "micro_batch_size"), [pytest.param("ar", None, marks=pytest.mark.slow), ("ar", 3), ("dit", 3)]
+)
 def test_the_first_ratio_is_exactly_one(pipeline_folder: Path, module: str, micro_batch_size: int | None) -> None:
     values = first_step(half(pipeline_folder, module), micro_batch_size=micro_batch_size)
     assert values["ratio/first_max_abs_log"] == 0
@@ -50,7 +52,9 @@ def test_the_first_ratio_is_exactly_one(pipeline_folder: Path, module: str, micr
     assert 0 <= values["sampler_gap/mean"] < 0.04
 
 
-@pytest.mark.parametrize(("module", "dtype"), [("ar", "bfloat16"), ("ar", "float16"), ("dit", "float16")])
+@pytest.mark.parametrize(
+    ("module", "dtype"), [pytest.param("ar", "bfloat16", marks=pytest.mark.slow), ("ar", "float16"), ("dit", "float16")]
+)
 def test_half_precision_trains(pipeline_folder: Path, module: str, dtype: Dtype) -> None:
     policy: Any = load_policy(str(pipeline_folder), module=module, size=SIZE, dtype=dtype, device="cpu")
     assert {parameter.dtype for parameter in policy.trainable_parameters()} == {torch.float32}
@@ -110,7 +114,7 @@ def half_rows(layer: Any) -> torch.Tensor:
     return torch.randn(2, 5, layer.in_features, generator=generator, dtype=torch.bfloat16)
 
 
-@pytest.mark.parametrize("layers", [2, 5])
+@pytest.mark.parametrize("layers", [2, pytest.param(5, marks=pytest.mark.slow)])
 def test_the_rounding_that_is_expected_is_what_is_measured(layers: int) -> None:
     model = BENCHMARK["tokens_of"](layers, 256, torch.bfloat16)
     BENCHMARK["scale_logits"](model, 2.0)

@@ -81,7 +81,9 @@ def test_pixels_are_the_pipelines_own_on_several_threads(pipeline: Any) -> None:
         assert torch.equal(torch.stack(images), want)
 
 
-@pytest.mark.parametrize(("edit", "both"), [(False, False), (True, False), (True, True)])
+@pytest.mark.parametrize(
+    ("edit", "both"), [(False, False), pytest.param(True, False, marks=pytest.mark.slow), (True, True)]
+)
 def test_replay_scores_what_was_sampled(
     pipeline: Any, edit_pipeline: Any, source_images: list[Path], edit: bool, both: bool
 ) -> None:
