@@ -139,8 +139,7 @@ def reached(folder: Path, name: str) -> str:
     return "not reached"
 
 
-def main() -> None:
-    quiet_libraries.silence_libraries()
+def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("seeds", type=int, nargs="+")
     parser.add_argument("--folder", type=Path, required=True, help="where the clones are")
@@ -151,7 +150,12 @@ def main() -> None:
     parser.add_argument("--train-seed", type=int, help="of the training; default: the clone's seed")
     parser.add_argument("--table", action="store_true", help="print the table of what is done; train nothing")
     parser.add_argument("--loops", nargs="+", default=[], help=f"LOOP@UPDATES; a loop of {', '.join(LOOPS)}")
-    arguments = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    quiet_libraries.silence_libraries()
+    arguments = _arguments()
     folders = []
     for seed in arguments.seeds:
         clone = arguments.folder.resolve() / f"seed-{seed}"
