@@ -2,6 +2,8 @@
 
 Where both samples of a pair show the asked shape, and no other, its outline is compared with the ideal one. For each
 seed of `seeds.py` a row per measure; with the verdict, the control and all right of the evaluation beside them.
+A model that learns to obey "small" draws smaller shapes, and an outline that is as uneven in pixels deviates more from
+a smaller ideal. So each measure is repeated for the pairs whose shapes have one size.
 
     python benchmarks/shape_fidelity.py FOLDER/seed-0 FOLDER/seed-1 --choice all
 
@@ -31,10 +33,13 @@ from visual_grpo.evaluation.comparison import cluster_ids
 from visual_grpo.evaluation.paired import PairedDifference, paired_difference
 from visual_grpo.evaluation.report import all_pairs
 from visual_grpo.starter.shapes.outline import contours, fills
-from visual_grpo.starter.shapes.render import SHAPES
+from visual_grpo.starter.shapes.render import RADII, SHAPES
 
 Contour = NDArray[np.int32]
 _DIRECTIONS = 90
+_SIZE = "size"
+_OTHER_SIZE = math.sqrt(max(RADII.values()) / min(RADII.values()))
+"""Ratio of lengths from which two shapes are of different sizes, one small and one large."""
 
 
 def main() -> None:
@@ -69,15 +74,21 @@ def measured(baseline: Path, trained: Path) -> dict[str, PairedDifference]:
         for side, files in ((baseline, pairs["file_baseline"]), (trained, pairs["file_trained"]))
     )
     clusters = cluster_ids(pairs.reset_index(drop=True))
-    return {name: paired_difference(before[name], after[name], clusters) for name in MEASURES}
+    differences = {name: paired_difference(before[name], after[name], clusters) for name in MEASURES}
+    is_same_size = np.abs(np.log(after[_SIZE] / before[_SIZE])) < math.log(_OTHER_SIZE)
+    alike = before[is_same_size].reindex(before.index)
+    return differences | {
+        f"{name}, same size": paired_difference(alike[name], after[name], clusters) for name in MEASURES
+    }
 
 
 def _measures(file: Path, asked: str) -> dict[str, float]:
     """NaN unless the picture shows the asked shape alone."""
     found = contours(to_tensor(read_image(file)))
     if len(found) != 1 or SHAPES[int(np.argmax(fills(found[0])))] != asked:
-        return dict.fromkeys(MEASURES, math.nan)
-    return {name: measure(found[0], asked) for name, measure in MEASURES.items()}
+        return dict.fromkeys((*MEASURES, _SIZE), math.nan)
+    size = {_SIZE: math.sqrt(cv2.contourArea(found[0]))}
+    return size | {name: measure(found[0], asked) for name, measure in MEASURES.items()}
 
 
 def _fill(contour: Contour, shape: str) -> float:

@@ -1,4 +1,4 @@
-"""The pages of recipes: each value under *ours* is what its environment resolves to; published ones have a source."""
+"""The page of recipes: each value under *ours* is what its environment resolves to, each published one has a source."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from visual_grpo.config import merged
 from visual_grpo.models.family import find_family
 from visual_grpo.models.run_spec import options_of
 
-PAGES = ("docs/recipes.md", "docs/experiments/published_recipes.md")
-PAGE = "".join((ROOT / page).read_text(encoding="utf-8") for page in PAGES)
+PAGE = (ROOT / "docs/experiments/published_recipes.md").read_text(encoding="utf-8")
 ALL_FLOW = "All flow models"
 SECTIONS = dict(re.findall(r"^## ([^\n:]+)(?::[^\n]*)?\n(.*?)(?=^## |\Z)", PAGE, re.M | re.S))
 RELEASED = {

@@ -49,7 +49,7 @@ RELEASED: Mapping[str, tuple[str, str, Tree]] = {
 }
 """Name -> the project's configuration, its trained module, and what is changed in it: fewer samples save time."""
 COMPILED = ("flux2_klein", "sd3", "qwen_vl_3b", "glm")
-"""The first alone where all is tiny: the tests of the project compile the others."""
+"""Where all is tiny, the first alone is compiled and planned: the project's tests have the others."""
 
 SMALL: Mapping[str, tuple[Callable[[Path], Any], dict[str, object]]] = {
     "sd3": (lambda folder: sd3.pipeline().save_pretrained(folder), {"max_sequence_length": 32}),

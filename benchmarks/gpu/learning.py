@@ -19,7 +19,7 @@ from visual_grpo.evaluation.verdict import lines
 
 ROOT = Path(__file__).resolve().parents[2]
 LARGE: Mapping[str, Any] = {
-    "starter": {"world": "benchmarks.gpu.at_size:LARGE", "vae_steps": 800, "dit_steps": 1500},
+    "starter": {"world": "benchmarks.gpu.at_size:LARGE", "vae_steps": 800, "dit_steps": 1200},
     "model": {"dtype": "float16"},
     # The adapter moves as far in a step as conf/sd3_small's, which has a third of the layers.
     "grpo": {"steps": 60, "learning_rate": 4e-4, "ratio_tolerance": 0.5},

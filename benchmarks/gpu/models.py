@@ -9,7 +9,6 @@ from __future__ import annotations
 import gc
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 from unittest.mock import patch
@@ -46,8 +45,7 @@ WARM = 2
 
 
 def run(rows: Recorder, machine: Machine, name: str) -> None:
-    config = released(name, machine)
-    plan = plan_of(config) if machine.tiny else machine.plans.get(name, {})
+    config, plan = released(name, machine), machine.plans.get(name, {})
     if not fits(rows, machine, name, plan):
         return
     try:
@@ -55,6 +53,8 @@ def run(rows: Recorder, machine: Machine, name: str) -> None:
     except UserError as error:  # Such as bits without bitsandbytes.
         rows.add("skipped", model=name, reason=str(error).splitlines()[0])
         return
+    if machine.tiny and name == COMPILED[0]:
+        plan = plan_of(config)
     with records_for(config.data, config.plan.prompt_words, config.grpo.prompts_per_step) as records:
         bench.ours(records, plan)
         environment, module, _ = RELEASED[name]
@@ -78,23 +78,18 @@ def fits(rows: Recorder, machine: Machine, name: str, plan: Mapping[str, Any]) -
     return peak <= usable
 
 
-@dataclass
 class Bench:
-    rows: Recorder
-    machine: Machine
-    name: str
-    config: Parameters
-
-    def __post_init__(self) -> None:
-        torch.manual_seed(self.config.seed)
-        lenient = self.config.__class__.model_validate(merged(self.config.model_dump(), LENIENT))
+    def __init__(self, rows: Recorder, machine: Machine, name: str, config: Parameters) -> None:
+        self.rows, self.machine, self.name, self.config = rows, machine, name, config
+        torch.manual_seed(config.seed)
+        lenient = config.__class__.model_validate(merged(config.model_dump(), LENIENT))
 
         def build() -> None:
             self.planned: PlannedModel = planned_model(lenient, measured=True)
             self.trainer = planned_trainer(self.planned)
 
-        seconds, _ = timed(self.machine, build)
-        self.rows.add("loading", model=self.name, seconds=seconds, weights=self.planned.source.partition(",")[0])
+        seconds, _ = timed(machine, build)
+        rows.add("loading", model=name, seconds=seconds, weights=self.planned.source.partition(",")[0])
         self.step_seconds, self.samples = 0.0, 0
 
     def ours(self, records: list[PromptRecord], plan: Mapping[str, Any]) -> None:

@@ -59,7 +59,7 @@ def normalise_latents(vae: AutoencoderKL, images: Tensor) -> Tensor:
     before and behind them.
     """
     latents = encode_normalised(vae, images)
-    mean, std = (torch.tensor(vae.config[name], device=vae.device) for name in ("latents_mean", "latents_std"))
+    mean, std = (torch.tensor(vae.config[name], device=latents.device) for name in ("latents_mean", "latents_std"))
     vae.register_to_config(latents_mean=None, latents_std=None, scaling_factor=1.0, shift_factor=0.0)
     # The first convolution gives the means and then the log-variances of the latents.
     into, out, channels = vae.quant_conv, vae.post_quant_conv, len(mean)
@@ -140,7 +140,7 @@ def misread_row(asked: int, rng: random.Random) -> int:
 def pretrain_flow(small: SmallFlowModel[Any], job: Job, advance: Advance, device: str = "cpu") -> None:
     """Saves a whole pipeline into ``job.folder``; on a CPU, deterministic on one thread."""
     images = draw_all(_COPIES, job.height, job.width, job.seed + _DRAWING_SEED)
-    flat = images.flatten(0, 1)
+    flat = images.flatten(0, 1).to(device)
     vae = faithful_vae(flat, flat, job, advance, lambda *given: build_vae(*given).to(device))
     latents = normalise_latents(vae, flat).unflatten(0, images.shape[:2])
     pipeline: DiffusionPipeline = small.build(vae, max(job.height, job.width), job.seed).to(device)

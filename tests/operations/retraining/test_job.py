@@ -142,7 +142,7 @@ def test_where_every_call_is_to_train_it_trains_also_beside_such_a_change(projec
         (
             "raw.txt",
             {"grpo": {"steps": 7}},
-            "would train 7 steps and judge the adapter: data_preparation: changed deps",
+            "would train 7 steps and judge the adapter if what comes before gives a different result",
         ),
         (None, {"promotion": {"margin": 0.01}}, "would judge the last training"),
         (None, {"retrain": {"when": "always"}}, "would train 80 steps and judge the adapter: retrain.when is always"),

@@ -57,9 +57,9 @@ def pretrain_vae(vae: AutoencoderKL, images: Tensor, whole_share: float, job: Jo
     vae.train().to(memory_format=torch.channels_last)
 
     def backward() -> None:
-        pixels = next(draws)(images, generator).to(vae.device)
+        pixels = next(draws)(images, generator)
         latents = vae.encode(pixels).latent_dist.mean
-        noise = torch.randn(latents.shape, generator=generator).to(vae.device)
+        noise = torch.randn(latents.shape, generator=generator).to(pixels.device)
         decoded = vae.decode(latents + _LATENT_NOISE * noise, return_dict=False)[0]
         weight = _object_weight(pixels)
         error = (weight * ((decoded - pixels).square() + 0.3 * (decoded - pixels).abs())).mean()
@@ -102,7 +102,7 @@ def colour_error(vae: AutoencoderKL, images: Tensor) -> float:
     The mean over the worst fifth, because usually a single colour is dull. Pixels are weighted by their distance from
     the background colour.
     """
-    pixels = to_model_range(images[:: -(-len(images) // _JUDGED)]).to(vae.device)
+    pixels = to_model_range(images[:: -(-len(images) // _JUDGED)])
     decoded = torch.cat(
         [vae.decode(vae.encode(some).latent_dist.mode()).sample for some in pixels.split(_ENCODE_BATCH)]
     )
@@ -131,8 +131,7 @@ def encode_like(vae: AutoencoderKL, images: Tensor) -> Tensor:
 @torch.no_grad()
 def encode(vae: AutoencoderKL, images: Tensor) -> Tensor:
     batches = images.split(_ENCODE_BATCH)
-    parts = [vae.encode(to_model_range(batch).to(vae.device)).latent_dist.mode() for batch in batches]
-    return torch.cat(parts).contiguous()
+    return torch.cat([vae.encode(to_model_range(batch)).latent_dist.mode() for batch in batches]).contiguous()
 
 
 def to_model_range(images: Tensor) -> Tensor:
