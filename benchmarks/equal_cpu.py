@@ -33,6 +33,7 @@ NFT = f"{algorithms.MATCHING},grpo.loss=nft,grpo.nft_beta=0.5"
 AWM = f"{algorithms.MATCHING},grpo.loss=awm"
 LOOPS: dict[str, tuple[str, float]] = {
     "default": ("", 1.0),
+    "default_twice": ("", 2.0),
     "matching": (algorithms.MATCHING, 1.0),
     "half_size": ("sampling.rollout.height=64,sampling.rollout.width=64", 1.0),
     "nft": (NFT, 2.0),
