@@ -122,7 +122,7 @@ class Handler(BaseHTTPRequestHandler):
             self.listed(repository.info()) if known else self.send(b"", "", 404, "RevisionNotFound")
         elif why := repository.refusal(path, revision, file):
             self.send(b"", "", *why)
-        elif self.command == "GET" and repository.refused == RESET and file.endswith(".safetensors"):
+        elif self.command == "GET" and repository.refused == RESET and file.endswith((".safetensors", ".jsonl")):
             self.send(repository.files[file], repository.sums[file], broken=True)
         else:
             repository.asked.extend([file] if self.command == "GET" else [])

@@ -66,7 +66,7 @@ def load_hub_dataset(data: DataConfig) -> dict[str | None, Any]:
 
 @contextmanager
 def _storing(name: str) -> Iterator[None]:
-    """Turns errors of the disk, which the library wraps in its own, into a UserError."""
+    """Turns errors of the disk and of the connection, which the library wraps in its own, into a UserError."""
     from datasets import config
 
     try:
@@ -75,6 +75,14 @@ def _storing(name: str) -> Iterator[None]:
         chain: list[BaseException] = [error]
         while (cause := chain[-1].__cause__) is not None:
             chain.append(cause)
+        lost = next(
+            (each for each in chain if isinstance(each, HTTPError) and not isinstance(each, HfHubHTTPError)), None
+        )
+        if lost is not None:
+            raise UserError(
+                f"data.path: the download of {name} broke off: {lost}. Start the command again: it continues with the"
+                " files that are still missing."
+            ) from error
         of_system = (each for each in chain if isinstance(each, OSError))
         # A connection that is reset has a number, too.
         disk = (each for each in of_system if each.errno in _DISK or str(each).startswith("Not enough disk space"))

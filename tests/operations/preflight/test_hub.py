@@ -176,6 +176,7 @@ FAULTS: dict[str, Case] = {
     ),
     "The hub is down, and no copy of a dataset": Case(ask=ask_for_data, files=DATA, where=down),
     "Too many requests for a dataset (429)": Case(ask=ask_for_data, files=DATA, refused=(429, "")),
+    "A connection is reset in the middle of a dataset": Case(ask=ask_for_data, files=DATA, refused=RESET),
     "A gated LoRA, no token": Case(ask=lambda: ask_for_lora(f"{NAME}/a.safetensors"), files=LORA, refused=GATED),
     "A LoRA that is not there": Case(ask=lambda: ask_for_lora(f"{NAME}/c.safetensors"), files=LORA),
     "A LoRA, and the cache is read-only": Case(
