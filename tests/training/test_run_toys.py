@@ -164,6 +164,14 @@ def test_the_parameter_says_which_adapter_evaluate_will_find(tmp_path: Path, ada
     assert (facts["adapter"], facts["best_step"], facts["best_eval_total"]) == (adapter, 2, -1)
 
 
+def test_without_an_evaluation_the_last_step_is_the_best_one(tmp_path: Path) -> None:
+    run = token_run(tmp_path, TokenModel(), CountingScorer(), grpo={"steps": 2})
+    run.eval_prompts = []
+    execute(run, tmp_path / "out")
+    facts = json.loads((tmp_path / "out/training.json").read_text())
+    assert (facts["best_step"], facts["best_eval_total"]) == (2, None)
+
+
 class Chance(CountingScorer):
     """Sees nothing of the samples."""
 
