@@ -43,7 +43,8 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
         painted.run(register_pipelines()["baseline"])
         painted.train()
         painted.run(register_pipelines()["evaluate"])
-    places = {"records.parquet": "05_model_input", "evaluation_report": "08_reporting", "07_model_output": ""}
+    places = dict.fromkeys(("baseline", "trained"), "07_model_output")
+    places |= {"records.parquet": "05_model_input", "evaluation_report": "08_reporting"}
     for name, folder in places.items():
         (project / "data" / folder).mkdir(parents=True, exist_ok=True)
         (project / name).rename(project / "data" / folder / name)

@@ -318,7 +318,7 @@ class TestFiles:
             "used": 9,
             "ignored": {
                 ".md, not read as captions": 1,
-                ".caption, not read as captions": 1,
+                ".caption, not read: a .txt of the same name comes first": 1,
                 ".txt, not read as captions": 1,
             },
             "listed": ["README.md", "both.caption", "notes.txt"],

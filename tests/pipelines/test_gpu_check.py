@@ -90,7 +90,7 @@ def test_random_weights_have_the_dtype_that_is_asked_for_whatever_the_configurat
 
 
 def test_without_a_gpu_it_says_what_needs_none():
-    with pytest.raises(UserError, match="planned without any") as error:
+    with pytest.raises(UserError, match="the pipeline plan needs none") as error:
         check(small(None))
     assert error.value.remedy == Remedy("plan")
 
