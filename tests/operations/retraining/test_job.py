@@ -138,14 +138,18 @@ def test_where_every_call_is_to_train_it_trains_also_beside_such_a_change(projec
     ("edited", "changes", "said"),
     [
         (None, {}, "nothing to do"),
-        ("settings.yml", {}, "would update stages that the training does not depend on: check: changed deps"),
+        ("settings.yml", {}, "would update stages that the training does not depend on:\n  check: changed deps"),
         (
             "raw.txt",
             {"grpo": {"steps": 7}},
             "would train 7 steps and judge the adapter if what comes before gives a different result",
         ),
         (None, {"promotion": {"margin": 0.01}}, "would judge the last training"),
-        (None, {"retrain": {"when": "always"}}, "would train 80 steps and judge the adapter: retrain.when is always"),
+        (
+            None,
+            {"retrain": {"when": "always"}},
+            "would train 80 steps and judge the adapter:\n  retrain.when is always",
+        ),
     ],
 )
 def test_a_dry_run_says_what_would_happen(

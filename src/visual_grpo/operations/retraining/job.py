@@ -133,13 +133,13 @@ class Retraining:
         before, asked = self._changed(_TRAIN, "--with-deps"), self._asked_for()
         training = f"train {counted(self.config.grpo.steps, 'step')} and judge the adapter"
         if asked or any(change.startswith(f"{_TRAIN}:") for change in before):
-            said.append(f"would {training}: {'; '.join(before + asked)}")
+            said.append(f"would {training}:{_listed(before + asked)}")
         elif before:
-            said.append(f"would {training} if what comes before gives a different result: {'; '.join(before)}")
+            said.append(f"would {training} if what comes before gives a different result:{_listed(before)}")
         elif not self._is_judged():
             said.append("would judge the last training, which was not judged by the present settings")
         elif stages := self._changed():
-            said.append(f"would update stages that the training does not depend on: {'; '.join(stages)}")
+            said.append(f"would update stages that the training does not depend on:{_listed(stages)}")
         else:
             said.append("nothing to do")
         return ". ".join(said)
@@ -261,6 +261,10 @@ class Retraining:
             named = ProgramError(f"{' '.join(words[2:]).removeprefix(f'{__package__}.')}: {error}")
             named.code = error.code
             raise named from error
+
+
+def _listed(reasons: Sequence[str]) -> str:
+    return "".join(f"\n  {reason}" for reason in reasons)
 
 
 def monitored(monitor: MonitorConfig) -> float | None:
