@@ -37,11 +37,6 @@ from visual_grpo.tracking.trust import PARAMETERS
 
 log = logging.getLogger(__name__)
 
-_NAMED = {
-    *("seed", "train.seed", "data.path", "environment"),
-    *("grpo.loss", "grpo.steps", "grpo.learning_rate", "policy.train", "policy.stages"),
-}
-"""Parameters that the run's name shows anyway."""
 _MOST_CHANGES = 3
 """Changed parameters in a name."""
 _LONGEST_VALUE = 40
@@ -157,23 +152,28 @@ def run_name(
         environment: Kedro's; None = the default one.
         changed: `changed_parameters`; they come first, by the last part of their names.
     """
-    if modules:
-        rates = dict.fromkeys(_scientific(config.grpo_of(module).learning_rate) for module in modules)
-        joint = ["joint"] if config.policy.stages == "joint" and len(modules) > 1 else []
-        steps = counted(config.grpo.steps, "step")
-        what, seed = ["+".join(modules), *joint], config.training_seed
-        settings = {"grpo.loss": config.grpo.loss, "grpo.steps": steps, ".learning_rate": f"lr{'+'.join(rates)}"}
-    else:
-        ordered = [name for name in FLOW if name in pipelines] + sorted(set(pipelines) - set(FLOW))
-        what, seed, settings = ["+".join(ordered)], config.seed, {}
-    start = [] if environment is None else [environment]
-    data = [] if config.data_is_rendered else [Path(config.data.path).name]
-    unnamed = [name for name in changed if name not in _NAMED and not name.endswith(".learning_rate")]
+    rates = dict.fromkeys(_scientific(config.grpo_of(module).learning_rate) for module in modules)
+    ordered = [name for name in FLOW if name in pipelines] + sorted(set(pipelines) - set(FLOW))
+    # Words of the name, after the parameters that they show.
+    always = {
+        "seed": "",
+        "train.seed": f"seed {config.training_seed if modules else config.seed}",
+        "environment": environment or "",
+        "data.path": "" if config.data_is_rendered else Path(config.data.path).name,
+        "policy.train": "+".join(modules or ordered),
+        "policy.stages": "joint" if config.policy.stages == "joint" and len(modules) > 1 else "",
+    }
+    settings = {
+        "grpo.loss": config.grpo.loss,
+        "grpo.steps": counted(config.grpo.steps, "step"),
+        ".learning_rate": f"lr{'+'.join(rates)}",  # Also a module's own.
+    }
+    unnamed = [name for name in changed if name not in always and not name.endswith(tuple(settings))]
     changes = [f"{name.rpartition('.')[2]}={_short(changed[name])}" for name in unnamed[:_MOST_CHANGES]]
     more = ["..."] if len(unnamed) > _MOST_CHANGES else []
-    first = [word for name, word in settings.items() if any(one.endswith(name) for one in changed)]
-    last = [word for word in settings.values() if word not in first]
-    return " ".join([*first, *changes, *more, f"seed {seed}", *start, *data, *what, *last])
+    first = [word for name, word in settings.items() if modules and any(one.endswith(name) for one in changed)]
+    last = [word for word in settings.values() if modules and word not in first]
+    return " ".join(filter(None, [*first, *changes, *more, *always.values(), *last]))
 
 
 def _short(value: object) -> str:
