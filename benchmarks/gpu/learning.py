@@ -63,9 +63,7 @@ def run(rows: Recorder, machine: Machine, _: str) -> None:
         raise RuntimeError(f"kedro run ended with {done.returncode}: {done.stdout.strip()[-500:]}")
     rows.add("kedro run", pipelines="all, with pretraining", seconds=seconds)
     reporting = output / "08_reporting"
-    for score, values in json.loads((reporting / "result.json").read_text(encoding="utf-8")).items():
-        if isinstance(values, dict) and "difference" in values:
-            rows.add("learning", score=score, **values)
+    rows.add("learning", **json.loads((reporting / "result.json").read_text(encoding="utf-8")))
     headline = json.loads((reporting / "evaluation.json").read_text(encoding="utf-8"))["headline"]
     for number, line in enumerate(lines(headline), 1):
         rows.add("verdict", verdict=headline["verdict"] if number == 1 else "", line=line)
