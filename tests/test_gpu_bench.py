@@ -58,9 +58,9 @@ def test_every_part_runs_on_small_models(tmp_path: Path) -> None:
     assert [row for row in results["ended"] if row["end"] != 0] == []
     without_bits = find_spec("bitsandbytes") is None
     assert {row["table"] for row in results["rows"]} == TABLES - (set() if without_bits else {"skipped"})
-    assert [row["model"] for row in table(results, "skipped")] == BITS * without_bits
     steps = [row["model"] for row in table(results, "phases") if row["phase"].startswith("step of")]
-    # Two jobs of a part run side by side.
+    # Two jobs of a part run side by side: what they write has no order.
+    assert {row["model"] for row in table(results, "skipped")} == set(BITS * without_bits)
     assert sorted(steps) == sorted([*PLAIN, *([] if without_bits else BITS), "glm_decoder", "qwen_vl_3b", "glm"])
     # The log-probs of the plain loop's replay are those of its sampler.
     beside = table(results, "beside a plain loop")
