@@ -14,7 +14,7 @@ import huggingface_hub
 from huggingface_hub import constants
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError  # type: ignore[attr-defined]
 
-from visual_grpo.common.errors import UserError
+from visual_grpo.common.errors import UserError, chain
 from visual_grpo.common.hub import not_stored, refusal
 from visual_grpo.config import DataConfig
 from visual_grpo.data.record import shorten
@@ -72,18 +72,16 @@ def _storing(name: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        chain: list[BaseException] = [error]
-        while (cause := chain[-1].__cause__) is not None:
-            chain.append(cause)
+        causes = [*chain(error)]
         lost = next(
-            (each for each in chain if isinstance(each, HTTPError) and not isinstance(each, HfHubHTTPError)), None
+            (each for each in causes if isinstance(each, HTTPError) and not isinstance(each, HfHubHTTPError)), None
         )
         if lost is not None:
             raise UserError(
                 f"data.path: the download of {name} broke off: {lost}. Start the command again: it continues with the"
                 " files that are still missing."
             ) from error
-        of_system = (each for each in chain if isinstance(each, OSError))
+        of_system = (each for each in causes if isinstance(each, OSError))
         # A connection that is reset has a number, too.
         disk = (each for each in of_system if each.errno in _DISK or str(each).startswith("Not enough disk space"))
         if (found := next(disk, None)) is None:
