@@ -20,8 +20,12 @@ FAMILIES = ("ar", "dit", "sd3", "qwen_image", "qwen2_5_vl")
 
 
 def few_bits(folder: Path, case: str, base_weights: str, device: str = "cpu", **changes: Any) -> Parameters:
-    """One of `CASES` with a base of ``base_weights``, and ``changes`` section by section."""
-    own = merged(merged(CASES[case][1], {"model": {"base_weights": base_weights}}), changes)
+    """One of `CASES` with a base of ``base_weights``, and ``changes`` section by section.
+
+    Trainings take two steps: the second samples with an adapter that is not zero.
+    """
+    base = {"model": {"base_weights": base_weights}, "grpo": {"steps": 2}}
+    own = merged(merged(CASES[case][1], base), changes)
     return config_of(folder, device, **own)
 
 

@@ -39,8 +39,7 @@ def test_a_family_trains(folder_of: Any, tmp_path: Path, source_images: list[Pat
     fresh = {name: value.clone() for name, value in model.adapters.state().items()}
     steps = list(trainer.fit(records(case, source_images)))
     assert all(quantized_layers(network) for network in model.adapters.networks.values())
-    # The sampler's three kernels and the replay round otherwise, in the last bits of float32. The second step samples
-    # with an adapter that is not zero.
+    # The sampler's three kernels and the replay round otherwise, in the last bits of float32.
     assert all(step.values["ratio/first_max_abs_log"] < 1e-4 for step in steps)
     trained = model.adapters.state()
     assert all(value.isfinite().all() for value in trained.values())
