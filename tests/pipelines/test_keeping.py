@@ -78,7 +78,7 @@ def spoil(folder: Path, how: str) -> None:
     elif how == "added":
         (folder / "eval" / "mine.png").write_bytes(b"")
     else:
-        (folder / provenance.RECORD).write_text(how)
+        (folder / provenance.FILE_NAME).write_text(how)
 
 
 @pytest.mark.parametrize("how", ["changed", "gone", "added", "[]"])

@@ -33,7 +33,7 @@ from visual_grpo.operations.promotion import NOT_PROMOTED
 from visual_grpo.operations.retraining.project import Project
 from visual_grpo.tracking.adapter_lookup import Registered
 from visual_grpo.tracking.registry import Registry
-from visual_grpo.tracking.run_origin import dvc_imports
+from visual_grpo.tracking.run_context import dvc_imports
 
 PATIENCE = 600.0  # Seconds that a stopped command has for its checkpoint: it finishes the step.
 _MONITOR_SECONDS, _NOTIFY_SECONDS = 600.0, 60.0
