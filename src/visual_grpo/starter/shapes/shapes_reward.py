@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from visual_grpo.common.errors import UserError, counted
 from visual_grpo.common.types import PromptRecord, RewardOutput, Sample
-from visual_grpo.starter.shapes.render import ATTRIBUTES, BACKGROUND, CENTERS, CHANGES, COLORS, RADII, VOCABULARY
+from visual_grpo.starter.shapes.render import AREAS, ATTRIBUTES, BACKGROUND, CENTERS, CHANGES, COLORS, RADII, VOCABULARY
 
 _GRID = 64
 """Least number of cells along the shorter side of the grid on which images are judged, if they have as many pixels."""
@@ -162,7 +161,7 @@ def _fit_templates(objects: Objects) -> tuple[Tensor, Tensor, Tensor]:
     count, area = mask.sum((1, 2)).clamp(min=1), objects.area
     centroid_x = (mask.sum(1) * objects.x).sum(1) / count
     centroid_y = (mask.sum(2) * objects.y).sum(1) / count
-    radius = torch.stack([(area / math.pi).sqrt(), area.sqrt() / 2, (area / 2).sqrt()], 1)
+    radius = torch.stack([(area / unit).sqrt() for unit in AREAS.values()], 1)
     above = centroid_y - radius[:, 2] / 3  # A triangle's centroid is below its centre.
     center_y = torch.stack([centroid_y, centroid_y, above], 1)
     center = torch.stack([centroid_x[:, None].expand(-1, 3), center_y], -1)
