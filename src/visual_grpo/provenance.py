@@ -14,6 +14,7 @@ import json
 import platform
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -342,6 +343,7 @@ def _numerics(device_name: str, few_bits: bool) -> str:
     return ", ".join([f"python {platform.python_version()}", *versions, f"{device.type} {hardware}"])
 
 
+@cache
 def _version(library: str) -> str:
     try:
         return metadata.version(library)
