@@ -58,7 +58,7 @@ def assert_planned(config: Parameters) -> tuple[DryRunner, int]:
     [
         pytest.param("ar", False, 8, marks=pytest.mark.slow),
         pytest.param("dit", False, 8, marks=pytest.mark.slow),
-        ("dit", True, 8),
+        pytest.param("dit", True, 8, marks=pytest.mark.slow),
         ("ar", True, 512),
     ],
 )
@@ -114,7 +114,7 @@ def test_the_first_step_of_samples_that_share_their_noise_counts_less(pipeline_f
     assert flops[0] / flops[1] == pytest.approx((2 + 0.25 + 1) / 4, rel=0.01)
 
 
-@pytest.mark.parametrize("environment", ["base", "negative_points"])
+@pytest.mark.parametrize("environment", [pytest.param("base", marks=pytest.mark.slow), "negative_points"])
 def test_two_tokens_count_as_all_of_them(environment, pipeline_folder, tmp_path):
     """Beside them, only the keys and values of earlier tokens, of which the plan reads too many."""
     if environment == "negative_points":
