@@ -71,7 +71,7 @@ class HalvesTrainer(GRPOTrainer):
                 shuffled = torch.randperm(len(batch.rows), generator=torch.Generator().manual_seed(self.step))
                 parts.append(replace(batch, rows=batch.rows[shuffled.chunk(config.updates_per_rollout)[number]]))
             stats, policy_loss = UpdateMetrics(), PolicyLoss(config, parts)
-            with clock.phase("update"):
+            with clock.timed("update"):
                 with self.optimizer.gradient_sums():
                     for batch, rows, decisions in self.replay(parts):
                         loss, metrics, counted = policy_loss(decisions, batch, rows)

@@ -101,7 +101,7 @@ def test_an_error_knows_its_phase(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "synchronize", wait)
 
     def a_phase(device: str, error: Exception | None = None) -> None:
-        with Clock(device).phase("update"):
+        with Clock(device).timed("update"):
             if error is not None:
                 raise error
 

@@ -33,7 +33,8 @@ class Clock:
     cpu: float = 0.0
 
     @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
+    def timed(self, name: str) -> Iterator[None]:
+        """Adds the seconds of the block to the phase ``name``."""
         started, cpu = time.perf_counter(), time.process_time()
         try:
             yield

@@ -95,19 +95,19 @@ def sample_and_score(
     scores: list[Scores] = []
     finish: Callable[[], Scores] | None = None
     for start in range(0, len(prompts), size):
-        with clock.phase("rollout"), torch.no_grad():
+        with clock.timed("rollout"), torch.no_grad():
             (rollout,) = roll_out(
                 prompts[start : start + size],
                 generator,
                 lambda part, share: [policy.rollout(part, config.group_size, generator, share)],
             )
-        with clock.phase("reward"):
+        with clock.timed("reward"):
             if finish is not None:
                 scores.append(finish())
             finish = begin_scoring(scorer, rollout.prompts, rollout.samples)
         rollouts.append(rollout)
     assert finish is not None
-    with clock.phase("reward"):
+    with clock.timed("reward"):
         scores.append(finish())
     return [with_all_groups(*pair, config.group_size) for pair in zip(rollouts, scores, strict=True)]
 

@@ -90,7 +90,7 @@ class GRPOTrainer(Generic[T]):
             on_policy = all(earlier.skipped for earlier in updates)  # The weights are still those that sampled.
             stats, own = UpdateMetrics(), UpdateMetrics()
             marks = phase(f"{self.module}: replay and gradient")
-            with clock.phase("update"), marks, optimizer.skipping_non_finite(stats):
+            with clock.timed("update"), marks, optimizer.skipping_non_finite(stats):
                 with optimizer.gradient_sums():
                     with ranks.gathering(own) as every_rank:
                         for batch, rows, decisions in self.replay(taken, on_policy=on_policy):

@@ -137,10 +137,10 @@ class JointTrainer(StagesTrainer):
 
     def _take_step(self, prompts: Sequence[PromptRecord]) -> StepMetrics:
         clock = Clock(device=str(next(iter(self.modules.values())).device))
-        with clock.phase("rollout"), torch.no_grad():
+        with clock.timed("rollout"), torch.no_grad():
             rollouts = roll_out(prompts, self.generator, self._roll_out)
         *_, decoded = rollouts
-        with clock.phase("reward"):
+        with clock.timed("reward"):
             scores = begin_scoring(self.scorer, decoded.prompts, decoded.samples)()
         taken: dict[str, StepMetrics] = {}
         for (name, trainer), rollout in zip(self.modules.items(), rollouts, strict=True):
