@@ -33,7 +33,13 @@ def call(project: Path, *words: str, source: Path | None = None, **variables: st
     return subprocess.run(words, cwd=project, env=environment, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("words", [["kedro", "run", "--pipeline=plan"], ["visual_grpo.operations.retraining"]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["kedro", "run", "--pipeline=plan"],
+        pytest.param(["visual_grpo.operations.retraining"], marks=pytest.mark.slow),  # By the same session.
+    ],
+)
 def test_the_code_of_another_checkout_does_not_run_under_this_ones_commit(project: Path, words: list[str]) -> None:
     done = call(project, sys.executable, "-m", *words, source=ROOT)
     assert done.returncode == 1

@@ -97,7 +97,7 @@ def register_pipelines():
 """
 
 SCRIPT = """
-import json, os, pathlib, subprocess, time
+import json, os, pathlib, shutil, subprocess, time
 from visual_grpo.common import quiet_libraries
 quiet_libraries.silence_libraries()
 from kedro.framework.project import settings
@@ -118,6 +118,8 @@ def end_of(pipeline, env="base", **parameters):
 def run(pipeline, **parameters):
     end = end_of(pipeline, **parameters)
     database = (root / "mlflow.db").exists()
+    if not database:
+        shutil.copy(os.environ["EMPTY_DATABASE"], root / "mlflow.db")
     runs = mlflow.search_runs(search_all_experiments=True, output_format="list")
     newest = max(runs, key=lambda r: r.info.start_time, default=None)
     assert mlflow.active_run() is None
@@ -161,9 +163,10 @@ checkpoints = root / "data/06_models/checkpoints"
 checkpoints.mkdir(parents=True)
 
 def checkpoint_of(run_id, number, **own):
-    facts = {"parameters": {**settings_of_training, **own}, "mlflow_run_id": run_id}
-    facts["provenance"] = {"command": "the first command", "git.commit": "abc", "version.python": "3"}
-    facts["provenance"] |= {"adapter.digest": "planted", "mlflow.user": "planted"}
+    provenance = {"parameters": {**settings_of_training, **own}}
+    provenance |= {"command": "the first command", "git.commit": "abc", "version.python": "3"}
+    provenance |= {"adapter.digest": "planted", "mlflow.user": "planted"}
+    facts = {"provenance": provenance, "mlflow_run_id": run_id}
     save_checkpoint(checkpoints, number, {"a": torch.zeros(1)}, facts)
 
 checkpoint_of(out["interrupt"]["id"], 1)
@@ -217,7 +220,7 @@ evaluation_report:
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def runs(tmp_path_factory: pytest.TempPathFactory, empty_database: Path) -> dict[str, Any]:
     project = tmp_path_factory.mktemp("project")
     shutil.copytree(ROOT / "conf", project / "conf")
     (project / "conf/base/catalog.yml").write_text(CATALOG)
@@ -233,7 +236,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT],
         cwd=project,
-        env=os.environ | {"MLFLOW_TRACKING_URI": store},
+        env=os.environ | {"MLFLOW_TRACKING_URI": store, "EMPTY_DATABASE": str(empty_database)},
         capture_output=True,
         text=True,
         check=False,

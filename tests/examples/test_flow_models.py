@@ -27,7 +27,7 @@ from visual_grpo.starter.glm_image.pretrain_decoder import to_model_range
 from visual_grpo.starter.pretraining import Advance, Job
 from visual_grpo.starter.shapes.render import COMBINATIONS, draw_all, instructions
 
-SIDE = 64
+SIDE = 32
 
 
 @torch.no_grad()
@@ -83,7 +83,7 @@ def trained(seed: int) -> Tensor:
         SMALL_SD3.velocity,
         dit,
         shift=SMALL_SD3.shift,
-        latents=torch.randn(len(COMBINATIONS), 2, 4, 8, 8, generator=generator),
+        latents=torch.randn(len(COMBINATIONS), 2, 4, SIDE // 8, SIDE // 8, generator=generator),
         texts=(embeds, embeds[:, 0]),
         misread=misread_row,
         job=Job(folder=Path("unused"), height=SIDE, width=SIDE, seed=seed, steps={"dit": 3}),

@@ -37,14 +37,14 @@ from visual_grpo.config.decides import Decides
 from visual_grpo.data.datasets import RecordsDataset
 from visual_grpo.data.drift import profile_of, read_profile
 from visual_grpo.data.manifest import RecordTable, prompt_hash, read_seen, write_manifest
-from visual_grpo.hooks.parameters import RUN_SPEC, RUNNING, parameter_entries
+from visual_grpo.hooks.parameters import RUN_CONTEXT, RUN_SPEC, parameter_entries
 from visual_grpo.models.run_spec import resolve
 from visual_grpo.operations.reproduction.repeat import check_repeatable
 from visual_grpo.operations.training_command import StepWatcher
 from visual_grpo.pipeline_registry import register_pipelines
 from visual_grpo.tracking.adapter_lookup import find_start
 from visual_grpo.tracking.model_card import model_card
-from visual_grpo.tracking.run_origin import Running
+from visual_grpo.tracking.run_context import RunContext
 from visual_grpo.tracking.sync import DIGEST
 from visual_grpo.tracking.tracker import Tracker
 
@@ -71,7 +71,10 @@ class Project:
     def run(self, **changes: Any) -> DataCatalog:
         own = {"policy": {"train": ["ar"]}, "model": {"path": str(self.model)}}
         config = parameters(self.folder, **(own | changes))
-        typed = parameter_entries(config) | {RUN_SPEC: resolve(config), RUNNING: Running(log=Tracker.active())}
+        typed = parameter_entries(config) | {
+            RUN_SPEC: resolve(config),
+            RUN_CONTEXT: RunContext(tracker=Tracker.active()),
+        }
         catalog = DataCatalog(
             {name: MemoryDataset(value) for name, value in typed.items()}
             | {
@@ -99,9 +102,9 @@ class Project:
         scores = pd.DataFrame(rows)
         scores.attrs["weights"] = {name: reward.weight for name, reward in spec.config.rewards.items()}
         scores.to_parquet(self.folder / "baseline/scores.parquet")
-        present = provenance.record(spec, starter, catalog.load("records").digest)
+        present = provenance.of(spec, starter, catalog.load("records").digest)
         tree = merged(present["parameters"], self.made_otherwise)
-        provenance.write_record(self.folder / "baseline", {**present, "parameters": tree})
+        provenance.write(self.folder / "baseline", {**present, "parameters": tree})
 
 
 @pytest.fixture
@@ -122,25 +125,26 @@ def test_a_run_leaves_adapters_history_and_an_mlflow_run(project: Project, capsy
     earlier.mkdir(parents=True)
     (earlier / "training.json").write_text('{"steps": 80}')
     tracker, uri = tracked(project)
-    catalog = project.run(output=str(project.folder))
+    grpo = {"steps": 2, "warmup_steps": 0}
+    catalog = project.run(output=str(project.folder), grpo=grpo, tracking={"images_every": 10})
     tracker.end("FINISHED")
     history = catalog.load("training_history")
-    assert history["step"].tolist() == list(range(1, STEPS + 1))
+    assert history["step"].tolist() == [1, 2]
     facts = json.loads((project.folder / "adapters" / "training.json").read_text())
     assert facts["mlflow_run_id"] == tracker.run_id
     assert tracker.run_id is not None
     assert mlflow.get_run(tracker.run_id).data.tags[DIGEST] == adapter_digest(project.folder / "adapters")
-    assert facts["samples"] == STEPS * 2 * 3
+    assert facts["samples"] == 2 * 2 * 3
     assert facts[DATA_COMMIT] == COMMIT
     client = mlflow.MlflowClient(uri)
     logged = client.get_metric_history(str(tracker.run_id), "reward/total")
     assert [metric.value for metric in logged] == pytest.approx(history["reward/total"].tolist())
     assert client.list_artifacts(str(tracker.run_id), "images")
     for kind in ("samples", "film"):
-        assert (project.folder / "adapters" / f"{kind}-{STEPS:06d}.png").is_file()
+        assert (project.folder / "adapters" / f"{kind}-000002.png").is_file()
     said = capsys.readouterr().out
-    assert f"train {STEPS}/{STEPS}  reward=" in said
-    assert said.index(f"replaces the adapter of 80 steps in {earlier}.") < said.index(f"train {STEPS}/{STEPS}")
+    assert "train 2/2  reward=" in said
+    assert said.index(f"replaces the adapter of 80 steps in {earlier}.") < said.index("train 2/2")
 
 
 def test_an_alarm_leaves_traces_and_ends_the_training(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
@@ -178,7 +182,7 @@ def test_a_stopped_run_says_how_to_go_on_and_keeps_the_old_adapters(
 ) -> None:
     project.run(grpo=FEW)
     before = (project.folder / "adapters" / "ar" / "adapter_model.safetensors").read_bytes()
-    monkeypatch.setenv("STOP_AT", "3")
+    monkeypatch.setenv("STOP_AT", "2")
     with pytest.raises(KeyboardInterrupt):
         project.run(rewards={"stopping": {"function": "tests.pipelines.test_train:stopping"}})
     last = capsys.readouterr().out.splitlines()[-2:]
@@ -375,8 +379,6 @@ def test_weights_of_a_reward_from_the_hub_belong_to_the_training(project: Projec
     config = parameters(project.folder, rewards={"clip_score": {"weight": 1.0, "options": options}})
     for entries in (
         provenance.inputs(config, starter, records.digest),
-        provenance.values(
-            provenance.record(resolve(config, starter["model"]), starter, records.digest), Decides.SCORES
-        ),
+        provenance.values(provenance.of(resolve(config, starter["model"]), starter, records.digest), Decides.SCORES),
     ):
         assert entries["commit of reward clip_score: model"] == "c" * 40

@@ -112,10 +112,10 @@ def vote(
 
 def test_choices_between_the_models_samples_become_a_reward(painted: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     painted.prepare(train=8)
-    folder, said = vote(painted, monkeypatch, Voter(60), pairs=60)
+    folder, said = vote(painted, monkeypatch, Voter(50), pairs=50)
     file = painted.folder / "raw/choices.jsonl"
     standing = read_choices(file).standing
-    assert len(standing) == 60
+    assert len(standing) == 50
     assert len({own.of.record for own in standing}) == 8
     assert all(own.of.record.startswith("train") for own in standing)
     assert {own.shown_left for own in standing} == {"first", "second"}
@@ -124,8 +124,8 @@ def test_choices_between_the_models_samples_become_a_reward(painted: Project, mo
     light = to_tensor(to_pil(torch.full((3, 32, 32), 200, dtype=torch.uint8)))
     pair = pixel_features([], [light // 2, light]).numpy()
     assert head.utility(pair)[1] > head.utility(pair)[0]
-    assert any("of 60 choices that were held out are predicted" in line for line in said)
-    assert len(pd.read_csv(folder / "choices.csv")) == 60
+    assert any("of 50 choices that were held out are predicted" in line for line in said)
+    assert len(pd.read_csv(folder / "choices.csv")) == 50
     scores = pd.read_csv(folder / "scores.csv")
     assert scores.groupby("family")["score"].sum().abs().max() < 1e-6
 

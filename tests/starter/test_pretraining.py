@@ -69,20 +69,26 @@ def test_a_failure_is_raised_with_its_traceback_and_ends_the_others(tmp_path: Pa
     assert has_ended(file)
 
 
+@pytest.mark.slow  # As below, with a real process.
 def test_a_process_that_dies_is_named() -> None:
     with pytest.raises(RuntimeError, match=r"ended without a result .*SIGKILL.* if memory runs out"):
         run_side_by_side([partial(tasks.die, signal.SIGKILL)], 2, lambda name, done: None)
 
 
-def test_memory_is_not_blamed_for_any_other_signal(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGABRT])
+def test_memory_is_blamed_for_no_other_signal_than_sigkill(
+    monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
     def join(poll: float) -> bool:
-        raise ProcessExitedException("process 0", error_index=0, error_pid=7, exit_code=-6, signal_name="SIGABRT")
+        raise ProcessExitedException(
+            "process 0", error_index=0, error_pid=7, exit_code=-number, signal_name=number.name
+        )
 
     ended = SimpleNamespace(join=join, processes=[])
     monkeypatch.setattr(pretraining, "start_processes", lambda *args, **settings: ended)
     with pytest.raises(RuntimeError, match="ended without a result") as told:
         run_side_by_side([partial(tasks.count, "a", 1)], 1, lambda name, done: None)
-    assert "memory" not in str(told.value)
+    assert ("if memory runs out" in str(told.value)) == (number == signal.SIGKILL)
 
 
 def test_ctrl_c_ends_the_processes(tmp_path: Path) -> None:

@@ -34,8 +34,8 @@ class Failing:
 @pytest.mark.parametrize(
     ("policy", "group_size"),
     [
-        pytest.param({"train": "dit"}, 3, marks=pytest.mark.slow),  # As one of two modules: below.
-        ({"train": "all"}, 3),
+        pytest.param({"train": "dit"}, 3, marks=pytest.mark.slow),  # As one of two modules, jointly: below.
+        pytest.param({"train": "all"}, 3, marks=pytest.mark.slow),
         ({"train": "all", "stages": "joint"}, 2),
     ],
 )

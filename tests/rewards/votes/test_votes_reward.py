@@ -1,6 +1,7 @@
 """The reward votes: from a file of choices to scores, and that file."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -75,12 +76,13 @@ def test_another_choice_or_other_features_make_another_head(tmp_path: Path) -> N
 
 
 def test_choices_on_one_prompt_are_held_out_together(tmp_path: Path) -> None:
-    """Six voters agree on each pair for no reason that a picture shows: only their other votes would tell."""
+    """Six pairs of the same pictures have votes that agree for no reason that a picture shows: only others tell."""
     generator = torch.Generator().manual_seed(3)
     for number in range(20):
         own, first = save_pictures(tmp_path, number), bool(torch.rand(1, generator=generator) < 0.5)
         for voter in range(6):
-            append_line(tmp_path / "choices.jsonl", choice(own, FIRST if first else SECOND, f"voter {voter}").line())
+            of = replace(own, pair=f"{own.pair}, {voter}")
+            append_line(tmp_path / "choices.jsonl", choice(of, FIRST if first else SECOND, f"voter {voter}").line())
     assert fitted_head(tmp_path / "choices.jsonl", "pixels").head.accuracy < 0.75
 
 
