@@ -25,6 +25,7 @@ from visual_grpo.common.importing import code_digest
 from visual_grpo.config import Parameters, RetrainConfig
 from visual_grpo.config.decides import PIPELINES
 from visual_grpo.config.presets import UNNAMED_ENVIRONMENTS, place
+from visual_grpo.config.schema import validate
 from visual_grpo.data.preparation import IMAGES
 from visual_grpo.operations.command import render, split_params
 from visual_grpo.operations.session import EXPECTED, Session, expected_error
@@ -134,8 +135,8 @@ def read_project(folder: Path, environment: str | None) -> Project:
     try:
         with Session.create(project_path=folder, env=name) as session:
             context: Any = session.load_context()  # type: ignore[attr-defined]
-            config: Parameters = context.catalog.load("parameters")
-            return Project(config, name)
+            # Not of the catalog, for which Kedro imports all pipelines, and they the libraries of models.
+            return Project(validate(context.config_loader["parameters"]), name)
     except ClickException as error:  # The environment does not exist.
         raise UserError(error.message) from error
     except UserError:
