@@ -34,6 +34,10 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # nanobind lists what is left at the end as leaked.
+
+
 @pytest.fixture(scope="session")
 def pipeline_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A saved GlmImagePipeline of the starter's classes with random weights and peaky token logits."""

@@ -163,9 +163,10 @@ checkpoints = root / "data/06_models/checkpoints"
 checkpoints.mkdir(parents=True)
 
 def checkpoint_of(run_id, number, **own):
-    facts = {"parameters": {**settings_of_training, **own}, "mlflow_run_id": run_id}
-    facts["provenance"] = {"command": "the first command", "git.commit": "abc", "version.python": "3"}
-    facts["provenance"] |= {"adapter.digest": "planted", "mlflow.user": "planted"}
+    provenance = {"parameters": {**settings_of_training, **own}}
+    provenance |= {"command": "the first command", "git.commit": "abc", "version.python": "3"}
+    provenance |= {"adapter.digest": "planted", "mlflow.user": "planted"}
+    facts = {"provenance": provenance, "mlflow_run_id": run_id}
     save_checkpoint(checkpoints, number, {"a": torch.zeros(1)}, facts)
 
 checkpoint_of(out["interrupt"]["id"], 1)

@@ -1,10 +1,10 @@
-"""Provenance: what a result depends on, recorded with it, and how two records differ.
+"""Provenance: what a result depends on, kept with it, and how that differs from a different result's.
 
-A record maps names to JSON values: ``parameters`` to the parameter tree, the names of `INPUTS`, `RUNTIME` and of the
+It maps names to JSON values: ``parameters`` to the parameter tree, the names of `INPUTS`, `RUNTIME` and of the
 rewards' code and files to digests or words, and ``unread`` to patterns of parameters that no judged sample of the model
-depends on. Folders of samples hold one in `RECORD`. training.json is one with other entries beside, and a checkpoint's
-metadata hold one as ``provenance``, its parameters apart. `differences` compares two of them, as far as a kind of
-result is concerned (`config.decides`).
+depends on. Folders of samples have it in `FILE_NAME`, a checkpoint in the entry ``provenance`` of its metadata, and
+adapters in training.json, next to facts of their training. `differences` compares two, as far as a kind of result is
+concerned (`config.decides`).
 """
 
 from __future__ import annotations
@@ -35,13 +35,12 @@ if TYPE_CHECKING:
     from visual_grpo.models.run_spec import RunSpec
 
 Provenance = Mapping[str, Any]
-"""A record."""
 Differences = dict[str, tuple[Any, Any]]
-"""Name -> value in the first and in the second record; None = not there."""
+"""Name -> value in the first and in the second; None = not there."""
 
 SOURCES, NUMERICS = "source.digest", "numerics"
 RUNTIME = {SOURCES: "source files of this project", NUMERICS: "versions of libraries, or kind of processor"}
-"""Entry of a record -> what it identifies; a different value changes the last bits."""
+"""Entry -> what it identifies; a different value changes the last bits."""
 INPUTS = {
     "model_digest": (Decides.CONTENT | Decides.SAMPLES | Decides.TRAINING, "base model"),
     "model_content": (Decides.SAMPLES | Decides.TRAINING, "files of the base model"),
@@ -51,17 +50,17 @@ INPUTS = {
     # Samples of a GPU and of a CPU do not pair, but a training may go on elsewhere: ASKED is in the one question only.
     "device": (Decides.ASKED, "kind of device"),
 }
-"""Entry of a record -> what it decides, and what it identifies."""
+"""Entry -> what it decides, and what it identifies."""
 MEANING = {name: meaning for name, (_, meaning) in INPUTS.items()} | RUNTIME
-RECORD, MADE_FROM = "provenance.json", "made_from"
-"""File in a folder of samples: its record, and the digest of its other files. Entry of a record: digests of the
-artifacts with which alone the result can be judged, by their names in the catalog."""
+FILE_NAME, MADE_FROM = "provenance.json", "made_from"
+"""File in a folder of samples, which also holds the digest of the other files. Entry: digests of the artifacts with
+which alone the result can be judged, by their names in the catalog."""
 
 
-def record(
+def of(
     spec: RunSpec, base_model: Mapping[str, Any], data: str, start: str | None = None, **made_from: str
 ) -> dict[str, Any]:
-    """Returns what a result depends on; see `inputs`."""
+    """Returns the provenance of a result of this command; see `inputs`."""
     config, unread = spec.config, []
     if len(spec.samplers) == 1:
         unread.append("sampling.rollout")
@@ -79,7 +78,7 @@ def record(
 def inputs(
     config: Parameters, base_model: Mapping[str, Any], data: str, start: str | None = None
 ) -> dict[str, str | None]:
-    """Returns the entries of a record besides parameters and `runtime`: digests of what is read.
+    """Returns the entries besides parameters and `runtime`: digests of what is read.
 
     Args:
         base_model: the dataset ``base_model``.
@@ -111,23 +110,23 @@ def code(config: Parameters, *, hub: bool = True) -> dict[str, str]:
     return digests | ({"family_code": code_digest(config.model.family)} if ":" in config.model.family else {})
 
 
-def values(record: Provenance, about: Decides, *, rounding: bool = True) -> dict[str, Any]:
-    """Returns the parameters and digests of a record that decide results of the kinds ``about``, by dotted names.
+def values(provenance: Provenance, about: Decides, *, rounding: bool = True) -> dict[str, Any]:
+    """Returns the parameters and digests that decide results of the kinds ``about``, by dotted names.
 
     Args:
         rounding: also those that change the last bits alone.
     """
-    tree = record.get("parameters", {})
-    ignored = [*_transport(tree), *(() if Decides.TRAINING in about else record.get("unread", ()))]
+    tree = provenance.get("parameters", {})
+    ignored = [*_transport(tree), *(() if Decides.TRAINING in about else provenance.get("unread", ()))]
     found = {
         name: value
         for name, value in flatten(tree).items()
         if decides(name, about & ~Decides.CONTENT, rounding=rounding)
         and not any(_begins(name.split("."), pattern.split(".")) for pattern in ignored)
     }
-    found |= {name: digest for name, digest in record.items() if _kinds(name) & about}
+    found |= {name: digest for name, digest in provenance.items() if _kinds(name) & about}
     if rounding:
-        found |= {name: record[name] for name in RUNTIME if name in record}
+        found |= {name: provenance[name] for name in RUNTIME if name in provenance}
     # A section of which nothing decides may be there or not.
     return {name: value for name, value in found.items() if value not in (None, {})}
 
@@ -141,7 +140,7 @@ def differences(
     covers: bool = False,
     but: Sequence[str] = (),
 ) -> Differences:
-    """Returns how two records differ as far as results of the kinds ``about`` are concerned, in order of the names.
+    """Returns how two results differ in what decides results of the kinds ``about``, in order of the names.
 
     Args:
         rounding: also in what changes the last bits alone.
@@ -224,16 +223,16 @@ def without_scoring(tree: Mapping[str, Any]) -> dict[str, Any]:
 # Results that are compared sample by sample.
 
 
-def write_record(folder: Path, record: Provenance) -> None:
-    """Writes the record of the samples in a folder, which is complete but for it."""
-    text = json.dumps({**record, "digest": _digest(folder)}, indent=1, ensure_ascii=False)
-    (folder / RECORD).write_text(text, encoding="utf-8")
+def write(folder: Path, provenance: Provenance) -> None:
+    """Writes the provenance of the samples in a folder, which is complete but for it."""
+    text = json.dumps({**provenance, "digest": _digest(folder)}, indent=1, ensure_ascii=False)
+    (folder / FILE_NAME).write_text(text, encoding="utf-8")
 
 
-def read_record(folder: Path, maker: str) -> dict[str, Any]:
-    """Returns the record of the samples in a folder; raises UserError, with the pipeline ``maker``, if it has none."""
+def read(folder: Path, maker: str) -> dict[str, Any]:
+    """Returns the provenance of the samples in a folder; raises UserError, which names ``maker``, if it has none."""
     try:
-        found = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+        found = json.loads((folder / FILE_NAME).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         found = None
     if not isinstance(found, dict) or not isinstance(found.get("digest"), str):
@@ -241,14 +240,14 @@ def read_record(folder: Path, maker: str) -> dict[str, Any]:
     return found
 
 
-def is_intact(folder: Path, record: Provenance) -> bool:
-    """Returns whether the files in a folder are those that its record was written for."""
-    return bool(record["digest"] == _digest(folder))
+def is_intact(folder: Path, provenance: Provenance) -> bool:
+    """Returns whether the files in a folder are those that its provenance was written for."""
+    return bool(provenance["digest"] == _digest(folder))
 
 
 def _digest(folder: Path) -> str:
-    """Returns the digest of every file but the record."""
-    return tree_digest(folder, (file for file in folder.rglob("*") if file != folder / RECORD))
+    """Returns the digest of every file but `FILE_NAME`."""
+    return tree_digest(folder, (file for file in folder.rglob("*") if file != folder / FILE_NAME))
 
 
 def require_pair(baseline: Provenance, present: Provenance, adapter: str | None = None) -> None:

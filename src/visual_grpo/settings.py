@@ -19,7 +19,8 @@ PROJECT_PATH = Path(__file__).resolve().parents[2]
 # A custom reward is a file in the project's root. At the end of the path, so that it hides no package.
 sys.path.append(str(PROJECT_PATH))
 
-# pluggy calls the hooks that are marked `tryfirst` in reverse order: Input, Parameter, Output.
+# pluggy calls the last first, and those that are marked `tryfirst` before the others. So before a pipeline runs, inputs
+# are looked up, parameters checked and completed, folders locked; then the steps are counted and MLflow's run begins.
 HOOKS = (OutputHooks(), ParameterHooks(), InputHooks(), TrackingHooks(), EndingHooks())
 # Where a user has kedro-mlflow it would begin a second run; the other two write files that nobody asked for.
 DISABLE_HOOKS_FOR_PLUGINS = ("kedro_mlflow", "kedro-telemetry", "kedro-viz")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.evaluation.defaults import parameters
-from visual_grpo.common.digests import content_digest, option_files, record_content, recorded_content, tree_digest
+from visual_grpo.common.digests import STARTER, content_digest, option_files, tree_digest
 from visual_grpo.common.errors import Remedy, UserError
 from visual_grpo.config.adapter_folder import check_base
 from visual_grpo.models.run_spec import RunSpec, resolve
@@ -69,9 +69,8 @@ def test_files_behind_a_link_to_a_folder_count(model: Path, tmp_path: Path) -> N
 def test_what_is_not_loaded_and_where_it_is_do_not_matter(model: Path, tmp_path: Path) -> None:
     before = content_digest(model)
     assert content_digest("owner/name") is None
-    for name in ("README.md", ".cache/notes.json"):
+    for name in ("README.md", ".cache/notes.json", STARTER):
         (model / name).write_text("edited")
-    record_content(model)
     assert content_digest(shutil.move(model, tmp_path / "elsewhere")) == before
 
 
@@ -92,13 +91,6 @@ def test_a_model_that_changed_after_the_starter_is_refused(model: Path) -> None:
     with pytest.raises(UserError, match="has changed since the starter pipeline ran") as refused:
         check_unchanged(report, of(str(model)))
     assert refused.value.remedy == Remedy("starter")
-
-
-def test_the_starters_model_is_held_to_what_its_maker_noted(model: Path) -> None:
-    record_content(model)
-    noted = content_digest(model)
-    (model / LOADED[1]).write_text("edited")
-    assert recorded_content(model) == noted != content_digest(model)
 
 
 def test_an_adapter_is_refused_on_other_files_than_it_was_trained_on(model: Path, tmp_path: Path) -> None:

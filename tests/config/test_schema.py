@@ -12,7 +12,7 @@ import yaml
 from pydantic import ValidationError
 
 from visual_grpo.common.errors import UserError
-from visual_grpo.config import PromotionConfig, flatten
+from visual_grpo.config import GRPOConfig, ModuleConfig, PromotionConfig, flatten
 from visual_grpo.config.credentials import with_variables
 from visual_grpo.config.schema import ParameterError, validate
 from visual_grpo.starter.world_defaults import with_world
@@ -133,6 +133,12 @@ def test_a_module_has_its_own_settings_and_shares_the_others(defaults):
     assert parameters.weights(["ar", "dit"]) == WEIGHTS | {"rendering": 0.5}
     without = validate(changed(tree, "modules.ar.rewards", {"shapes": 0.0}))
     assert without.weights(["ar"]) == WEIGHTS | {"shapes": 0.0}
+
+
+def test_a_modules_own_setting_has_the_limits_and_the_consequences_of_the_shared_one():
+    own, shared = ModuleConfig.model_fields, GRPOConfig.model_fields
+    for name in own.keys() - {"lora", "rewards"}:
+        assert own[name].metadata == shared[name].metadata, name
 
 
 def test_every_problem_is_listed(defaults):

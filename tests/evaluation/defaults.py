@@ -41,5 +41,5 @@ def samples_record(config: Parameters, commits: Mapping[str, Any] | None = None,
         patch.object(provenance, "reward_commits", return_value=commits or {}),
         patch.object(provenance, "runtime", return_value={}),  # It asks for the device, which need not be here.
     ):
-        record = provenance.record(resolve(config), starter, "data")
+        record = provenance.of(resolve(config), starter, "data")
     return provenance.values(record, PIPELINES["baseline"], rounding=False)

@@ -84,7 +84,7 @@ def test_grpo_parameters_of_the_command_line_replace_those_of_single_modules() -
 
 @pytest.mark.parametrize(("given", "output"), [("", "before"), (",output=moved", "moved")])
 def test_a_resumed_run_has_its_parameters_and_the_folder_that_is_given(given: str, output: str, tmp_path: Path) -> None:
-    metadata = {"parameters": hooks_of("seed=5,output=before")._parameters.public()}
+    metadata = {"provenance": {"parameters": hooks_of("seed=5,output=before")._parameters.public()}}
     written = save_checkpoint(tmp_path, 1, {"a": torch.zeros(1)}, metadata)
     trusted = file_digest(written / SUMS)[:32]
     resumed = hooks_of(f'resume={written}{given},trust="{trusted}"')._parameters
@@ -101,8 +101,8 @@ def test_resume_same_is_settled_before_the_nodes(tmp_path: Path, monkeypatch: py
     hooks = hooks_of("resume=same,train.start=start,policy.train=ar")
     config = hooks._parameters
     (tmp_path / "start/training.json").write_text(json.dumps({"parameters": config.public()}))
-    made = provenance.record(resolve(config), base_model, "data", adapter_digest(tmp_path / "start"))
-    metadata = {"parameters": made.pop("parameters"), "provenance": made, "mlflow_run_id": None}
+    made = provenance.of(resolve(config), base_model, "data", adapter_digest(tmp_path / "start"))
+    metadata = {"provenance": made, "mlflow_run_id": None}
     save_checkpoint(Path(config.tracking.checkpoints), 1, {"a": torch.zeros(1)}, metadata)
 
     def settled() -> tuple[str, str]:

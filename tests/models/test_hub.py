@@ -70,7 +70,7 @@ def test_a_branch_becomes_its_commit_once_and_every_record_has_it(tmp_path: Path
     ]
     assert look_up(NAME, None).commit == COMMIT, "from the cache, without a network"
     spec = resolve(config)
-    assert provenance.record(spec, found, "data")["parameters"]["model"]["revision"] == COMMIT
+    assert provenance.of(spec, found, "data")["parameters"]["model"]["revision"] == COMMIT
     check_unchanged(found, spec)
     with hub(NAME, folder, commit=MOVED):
         moved, _ = pinned(parameters(**MODEL))

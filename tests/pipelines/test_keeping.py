@@ -82,7 +82,7 @@ def spoil(folder: Path, how: str) -> None:
     elif how == "added":
         (folder / "eval" / "mine.png").write_bytes(b"")
     else:
-        (folder / provenance.RECORD).write_text(how)
+        (folder / provenance.FILE_NAME).write_text(how)
 
 
 def test_a_baseline_that_is_not_whole_is_drawn_again(painted: Project) -> None:

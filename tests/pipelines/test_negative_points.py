@@ -130,9 +130,9 @@ def make_run(config: Parameters, folder: Path) -> TrainingRun:
         scorer,
         trainer,
         data={"train": records[:12], "eval": records[12:]},
-        provenance={},
+        provenance={"parameters": config.public()},
         run_id=None,
-        origin=resumed_run(config),
+        resumed=resumed_run(config),
     )
 
 

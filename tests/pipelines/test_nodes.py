@@ -18,11 +18,11 @@ from kedro.pipeline.node import Node
 from tests.evaluation.defaults import parameters
 from visual_grpo.config import Parameters
 from visual_grpo.data.datasets import PATH
-from visual_grpo.hooks.parameters import RUN_SPEC, RUNNING, ProjectConfigLoader
+from visual_grpo.hooks.parameters import RUN_CONTEXT, RUN_SPEC, ProjectConfigLoader
 from visual_grpo.models.run_spec import RunSpec
 from visual_grpo.pipeline_registry import NAMES, register_pipelines
 from visual_grpo.settings import CONFIG_LOADER_ARGS
-from visual_grpo.tracking.run_origin import Running
+from visual_grpo.tracking.run_context import RunContext
 
 ROOT = Path(__file__).parents[2]
 RETURNED = {
@@ -66,7 +66,7 @@ def test_nodes_return_data_and_paths(everything: Pipeline, entries: dict[str, An
 
 def test_parameters_are_typed_as_in_the_schema(everything: Pipeline) -> None:
     sections = {f"params:{name}": field.annotation for name, field in Parameters.model_fields.items()}
-    expected = {"parameters": Parameters, RUN_SPEC: RunSpec, RUNNING: Running} | sections
+    expected = {"parameters": Parameters, RUN_SPEC: RunSpec, RUN_CONTEXT: RunContext} | sections
     for node in everything.nodes:
         for dataset, kind in arguments(node).items():
             if dataset.startswith(GIVEN):

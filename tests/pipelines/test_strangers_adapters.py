@@ -34,7 +34,7 @@ from visual_grpo.operations.reproduction.repeat import require_own
 from visual_grpo.pipeline_registry import register_pipelines
 from visual_grpo.pipelines.reproduce import reproduce_training
 from visual_grpo.tracking.registry import Registry
-from visual_grpo.tracking.run_origin import Running
+from visual_grpo.tracking.run_context import RunContext
 from visual_grpo.tracking.sync import DIGEST
 from visual_grpo.tracking.tracker import Tracker
 from visual_grpo.tracking.trust import PARAMETERS
@@ -195,7 +195,7 @@ def test_an_edited_record_among_mlflows_files_is_refused(place: Place) -> None:
 def test_a_checkpoint_is_refused_as_adapters_are(place: Place, kind: str, resume: str) -> None:
     folder = Path("data/06_models/checkpoints" if resume == "auto" else "theirs")
     tree = merged(parameters().public(), place.attack(kind))
-    facts = {"parameters": tree, "provenance": {}, "mlflow_run_id": None}
+    facts = {"provenance": {"parameters": tree}, "mlflow_run_id": None}
     save_checkpoint(folder, 1, {"a": torch.zeros(1)}, facts)
     with pytest.raises(UserError, match=REFUSED):
         place.run("train", f"resume={resume}")
@@ -223,7 +223,7 @@ def test_whose_code_a_reproduction_would_run_is_told_first(
     config = parameters(run=str(place.theirs))
     monkeypatch.chdir(project)
     with pytest.raises(UserError) as refused:
-        reproduce_training(config, Running(), Path("latest"))
+        reproduce_training(config, RunContext(), Path("latest"))
     said = str(refused.value)
     assert f"code: commit {commit}, by a <a@b.c> of " in said
     assert "code: changes.diff, lines added, removed, file: 2 0 src/kedro/__main__.py" in said

@@ -37,14 +37,14 @@ from visual_grpo.config.decides import Decides
 from visual_grpo.data.datasets import RecordsDataset
 from visual_grpo.data.drift import profile_of, read_profile
 from visual_grpo.data.manifest import RecordTable, prompt_hash, read_seen, write_manifest
-from visual_grpo.hooks.parameters import RUN_SPEC, RUNNING, parameter_entries
+from visual_grpo.hooks.parameters import RUN_CONTEXT, RUN_SPEC, parameter_entries
 from visual_grpo.models.run_spec import resolve
 from visual_grpo.operations.reproduction.repeat import check_repeatable
 from visual_grpo.operations.training_command import StepWatcher
 from visual_grpo.pipeline_registry import register_pipelines
 from visual_grpo.tracking.adapter_lookup import find_start
 from visual_grpo.tracking.model_card import model_card
-from visual_grpo.tracking.run_origin import Running
+from visual_grpo.tracking.run_context import RunContext
 from visual_grpo.tracking.sync import DIGEST
 from visual_grpo.tracking.tracker import Tracker
 
@@ -71,7 +71,10 @@ class Project:
     def run(self, **changes: Any) -> DataCatalog:
         own = {"policy": {"train": ["ar"]}, "model": {"path": str(self.model)}}
         config = parameters(self.folder, **(own | changes))
-        typed = parameter_entries(config) | {RUN_SPEC: resolve(config), RUNNING: Running(log=Tracker.active())}
+        typed = parameter_entries(config) | {
+            RUN_SPEC: resolve(config),
+            RUN_CONTEXT: RunContext(tracker=Tracker.active()),
+        }
         catalog = DataCatalog(
             {name: MemoryDataset(value) for name, value in typed.items()}
             | {
@@ -99,9 +102,9 @@ class Project:
         scores = pd.DataFrame(rows)
         scores.attrs["weights"] = {name: reward.weight for name, reward in spec.config.rewards.items()}
         scores.to_parquet(self.folder / "baseline/scores.parquet")
-        present = provenance.record(spec, starter, catalog.load("records").digest)
+        present = provenance.of(spec, starter, catalog.load("records").digest)
         tree = merged(present["parameters"], self.made_otherwise)
-        provenance.write_record(self.folder / "baseline", {**present, "parameters": tree})
+        provenance.write(self.folder / "baseline", {**present, "parameters": tree})
 
 
 @pytest.fixture
@@ -380,8 +383,6 @@ def test_weights_of_a_reward_from_the_hub_belong_to_the_training(project: Projec
     config = parameters(project.folder, rewards={"clip_score": {"weight": 1.0, "options": options}})
     for entries in (
         provenance.inputs(config, starter, records.digest),
-        provenance.values(
-            provenance.record(resolve(config, starter["model"]), starter, records.digest), Decides.SCORES
-        ),
+        provenance.values(provenance.of(resolve(config, starter["model"]), starter, records.digest), Decides.SCORES),
     ):
         assert entries["commit of reward clip_score: model"] == "c" * 40

@@ -13,12 +13,12 @@ import pytest
 from tests.evaluation.defaults import parameters
 from tests.small_project import ROOT
 from visual_grpo.common.device import processor
-from visual_grpo.common.digests import content_digest, recorded_content
+from visual_grpo.common.digests import content_digest
 from visual_grpo.common.errors import UserError
 from visual_grpo.config.schema import validate
 from visual_grpo.starter import build
 from visual_grpo.starter.build import BASES, find_base, model_recipe, pretrain_model
-from visual_grpo.starter.pretraining import digest_of
+from visual_grpo.starter.pretraining import digest_of, made_from
 from visual_grpo.starter.world_defaults import with_world
 
 BASE = BASES / "shapes_glm_image"
@@ -46,7 +46,7 @@ def files(folder: Path) -> dict[str, bytes]:
 def test_the_shipped_base_is_that_of_the_default_recipe() -> None:
     assert find_base(recipe()) == BASE, MAKE_AGAIN
     assert [base.name for base in BASES.iterdir()] == [BASE.name]
-    assert content_digest(BASE) == recorded_content(BASE)
+    assert content_digest(BASE) == made_from(BASE)["content"]
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_a_model_of_ones_own_is_not_pretrained() -> None:
 def test_a_pretraining_gives_the_same_files(tmp_path: Path) -> None:
     pretrained(tmp_path / "base", starter={"pretrain": True})
     fresh, shipped = files(tmp_path / "base"), files(BASE)
-    here, there = processor(), json.loads(shipped["content.json"])["processor"]
+    here, there = processor(), json.loads(shipped["starter.json"])["processor"]
     if here != there:
         pytest.skip(f"the shipped base was pretrained on another kind of processor: {there}; on {here} bits differ")
     other = [name for name in shipped | fresh if shipped.get(name) != fresh.get(name)]

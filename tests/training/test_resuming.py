@@ -112,7 +112,7 @@ def test_cadences_device_and_memory_may_change_and_what_decides_the_result_may_n
 
 
 def test_what_a_resume_changes_in_the_result_is_noted(tmp_path: Path) -> None:
-    run = ResumedRun(tmp_path / "step-000006", {"parameters": parameters(tmp_path).public()})
+    run = ResumedRun(tmp_path / "step-000006", {"provenance": {"parameters": parameters(tmp_path).public()}})
     changed = {name: FREE[name] for name in ("tracking", "evaluation", "model", "grpo", "generate")}
     now = parameters(tmp_path, **changed).public()
     noted = [line.removesuffix(" after step 6") for line in resuming.adjusted(run, now)]
@@ -322,7 +322,7 @@ def test_the_parameters_of_the_run_are_used_where_none_are_given(tmp_path: Path)
 @pytest.mark.parametrize(("named", "differs"), [({}, False), ({TARGET_JUDGE: None}, True)])
 def test_a_judge_that_the_records_added_is_no_difference(tmp_path: Path, named: dict[str, None], differs: bool) -> None:
     tree = parameters(tmp_path).with_target_judge().public()
-    save_checkpoint(tmp_path / "checkpoints", 1, {"a": torch.zeros(1)}, {"parameters": tree})
+    save_checkpoint(tmp_path / "checkpoints", 1, {"a": torch.zeros(1)}, {"provenance": {"parameters": tree}})
     run = resuming.find_run("auto", tmp_path / "checkpoints")
     assert run is not None
     configured = parameters(tmp_path).model_dump(mode="json")
@@ -346,7 +346,7 @@ def test_a_training_in_parts_goes_on_with_one_process(tmp_path: Path) -> None:
     run = resuming.find_run("auto", tmp_path / "checkpoints")
     assert run is not None
     parts = {**run.parameters, "distributed": {"processes": 2, "sharded": True}}
-    in_parts = ResumedRun(checkpoint=run.checkpoint, metadata={**run.metadata, "parameters": parts})
+    in_parts = ResumedRun(checkpoint=run.checkpoint, metadata={**run.metadata, "provenance": {"parameters": parts}})
     alone = validate(resuming.parameters_of_run(in_parts, {"distributed": {"processes": 1}})).distributed
     assert (alone.processes, alone.sharded) == (1, False)
     assert validate(resuming.parameters_of_run(in_parts, {})).distributed.sharded
@@ -360,7 +360,8 @@ COMPUTED: dict[str, str] = {"source.digest": "a", "numerics": "torch 1"}
 def note_provenance(folder: Path, **changes: str) -> None:
     """As the train pipeline has it in its checkpoints."""
     for path in (folder / "checkpoints").glob("step-*"):
-        facts = json.loads((path / METADATA).read_text()) | {"provenance": COMPUTED | changes}
+        facts = json.loads((path / METADATA).read_text())
+        facts["provenance"] = {"parameters": facts["provenance"]["parameters"], **COMPUTED, **changes}
         (path / METADATA).write_text(json.dumps(facts))
         (path / SUMS).write_text("".join(_line(path / name) for name in (METADATA, "state.safetensors")))
 

@@ -42,9 +42,9 @@ def make_run(
         scorer,
         components.build_trainer(spec, model, scorer),
         data={"train": RECORDS[:6], "eval": RECORDS[6:]},
-        provenance={"data": data},
+        provenance={"parameters": config.public(), "data": data},
         run_id="run",
-        origin=resumed_run(config),
+        resumed=resumed_run(config),
     )
 
 

@@ -80,9 +80,9 @@ def token_run(
         scorer,
         GRPOTrainer(model, scorer, config.grpo, module="vl"),
         data={"train": RECORDS[:6], "eval": RECORDS[6:]},
-        provenance={},
+        provenance={"parameters": config.public()},
         run_id="run",
-        origin=resumed_run(config),
+        resumed=resumed_run(config),
     )
 
 

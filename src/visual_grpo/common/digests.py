@@ -46,9 +46,8 @@ def tree_digest(folder: Path, files: Iterable[Path] | None = None) -> str:
 
 _LOADED = {".jinja", ".json", ".model", ".safetensors", ".txt"}
 """Endings of the files that a model is loaded from."""
-_RECORD = "content.json"
-_NOTES = {"starter.json", _RECORD}
-"""Files that say how the folder was made."""
+STARTER = "starter.json"
+"""File that says what the starter made the folder from (`starter.pretraining.write_once`)."""
 
 
 SINGLE_FILES = (".safetensors", ".gguf", ".ckpt", ".bin", ".pt", ".pth", ".sft")
@@ -112,21 +111,8 @@ def content_digest(folder: str | Path) -> str | None:
     if not root.is_dir():
         return None
     found = (Path(base, name) for base, _, names in walk(root) for name in names)
-    inside = (file.relative_to(root) for file in found if file.suffix in _LOADED and file.name not in _NOTES)
+    inside = (file.relative_to(root) for file in found if file.suffix in _LOADED and file.name != STARTER)
     return tree_digest(root, (root / file for file in inside if not any(part.startswith(".") for part in file.parts)))
-
-
-def record_content(folder: Path, **made: str) -> None:
-    """Writes the digest of a model that was just ``made`` so, such as on which processor, next to its files."""
-    (folder / _RECORD).write_text(json.dumps({"content": content_digest(folder), **made}), encoding="utf-8")
-
-
-def recorded_content(folder: Path) -> str | None:
-    """Returns the digest written by `record_content`, or the current one if there is none."""
-    record = folder / _RECORD
-    if not record.is_file():
-        return content_digest(folder)
-    return str(json.loads(record.read_text(encoding="utf-8"))["content"])
 
 
 CACHE = "cache"

@@ -100,9 +100,8 @@ def check_base(folder: Path, model: str) -> None:
     """
     facts = read_facts(folder) if (folder / FACTS).is_file() else {}
     stored, found = facts.get("model_content"), content_digest(model)
-    if (
-        stored is not None and found is None and model == facts.get("model")
-    ):  # The hub may have a different model of that name.
+    # A different model of that name may be on the hub.
+    if stored is not None and found is None and model == facts.get("model"):
         raise UserError(f"{model}, the folder of the base model of {folder}, is gone. Name it with model.path.")
     if stored is not None and found not in (None, stored):
         raise UserError(

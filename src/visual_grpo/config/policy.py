@@ -193,8 +193,8 @@ class PolicyConfig(Strict, decides=Decides.TRAINING):
         return self
 
 
-class SamplerSettings(Strict, decides=Decides.SAMPLES):
-    """Settings of a sampler. Temperature, top_p and top_k are for token modules, the rest is for flow modules."""
+class TokenSettings(Strict, decides=Decides.SAMPLES):
+    """How a token module samples."""
 
     temperature: float | None = Field(
         default=None, gt=0, description="temperature of the token distribution; null = the model's generation_config"
@@ -210,8 +210,17 @@ class SamplerSettings(Strict, decides=Decides.SAMPLES):
         ge=0,
         description="number of most likely tokens to sample from; 0 = all; null = the model's generation_config",
     )
+
+
+class FlowSettings(Strict, decides=Decides.SAMPLES):
+    """How a flow module samples."""
+
     steps: int | None = Field(default=None, ge=1, description="denoising steps")
     guidance_scale: float | None = Field(default=None, ge=1, description="classifier-free guidance, 1 = off")
+
+
+class SamplerSettings(FlowSettings, TokenSettings):
+    """Settings of a sampler, for modules of both kinds."""
 
 
 class SamplerConfig(SamplerSettings):

@@ -28,15 +28,15 @@ from visual_grpo.data.datasets import require_path
 from visual_grpo.hooks.inputs_and_outputs import tags_of
 from visual_grpo.starter.world_defaults import with_world
 from visual_grpo.tracking.adapter_lookup import find_adapters, find_version, start_digest, start_of_training
-from visual_grpo.tracking.run_origin import Running
+from visual_grpo.tracking.run_context import RunContext
 from visual_grpo.tracking.tracker import check_packages
 from visual_grpo.tracking.trust import require_adapters, require_checkpoint, require_version
 
 if TYPE_CHECKING:
     from visual_grpo.models.run_spec import RunSpec  # It imports torch.
 
-RUN_SPEC, RUNNING = "params:run_spec", "params:running"
-"""The parameters, resolved for the model (`models.run_spec`); the command (`tracking.run_origin.Running`)."""
+RUN_SPEC, RUN_CONTEXT = "params:run_spec", "params:run_context"
+"""The parameters, resolved for the model (`models.run_spec`); the command (`tracking.run_context.RunContext`)."""
 RETRAIN = "retrain"
 """The section that is not stored with a run, so that a file may hold a secret address in it. The command is stored."""
 PARAMETERS_OF = "parameters_of."
@@ -103,19 +103,21 @@ class ParameterHooks:
 
         makes = pipeline.all_outputs()
         latest = require_path(catalog, "adapters")
-        present = _with_adapters(catalog.load("parameters"), pipeline, latest, self._runtime)
+        given = catalog.load("parameters")
+        trains = "adapters" in makes
+        present = _for_training(given) if trains else _with_adapters(given, pipeline, latest, self._runtime)
         if present.distributed.processes > 1 and "distributed" in tags_of(pipeline) and not is_rank():
             from visual_grpo.grpo.distributed.torchrun import rerun  # It imports torch.
 
             rerun(present.distributed.processes)
         parameters, spec, notes = check_before_run(present, makes, tags_of(pipeline), lambda: catalog.load("records"))
-        if parameters.resume == Resume.SAME and "adapters" in makes:
+        if parameters.resume == Resume.SAME and trains:
             assert spec is not None  # Every pipeline that trains resolves the model.
             parameters = _same_or_fresh(spec, pipeline, catalog, latest)
         put_parameters(parameters, catalog)
         if spec is not None:
             catalog[RUN_SPEC] = replace(spec, config=parameters)
-        if spec is not None and "adapters" in makes and not (parameters.model_is_pretrained and "base_model" in makes):
+        if spec is not None and trains and not (parameters.model_is_pretrained and "base_model" in makes):
             _check_start(spec, latest)
         if "rewards" in tags_of(pipeline) and parameters.reward in PRESETS.keys() - {LISTED}:
             weights = ", ".join(
@@ -126,7 +128,7 @@ class ParameterHooks:
             console.note(f"Reward preset{chosen}: {parameters.reward} ({weights})")
         for note in notes:
             console.note(note)
-        if "adapters" in makes:
+        if trains:
             check_packages(parameters.tracking)
         if self._taken:
             shown = ", ".join(f"{name}={value}" for name, value in self._taken.items())
@@ -145,12 +147,10 @@ def _read(loader: AbstractConfigLoader, what: str) -> dict[str, Any]:
 
 
 def _with_adapters(present: Parameters, pipeline: Pipeline, latest: Path, runtime: dict[str, Any]) -> Parameters:
-    """Returns the parameters of the adapters' training where the pipeline uses adapters, else ``present``.
+    """Returns the parameters of the training whose adapters the pipeline uses; ``present`` where it uses none.
 
     Raises UserError where their record has what a stranger's may not (`tracking.trust`).
     """
-    if "adapters" in pipeline.all_outputs():
-        return _for_training(present)
     tags = sorted(tag for tag in tags_of(pipeline) if tag.startswith(PARAMETERS_OF))
     names: list[str] = [attrgetter(tag.removeprefix(PARAMETERS_OF))(present) for tag in tags]
     named = next((name for name in names if name != NONE and (name != LATEST or latest.is_dir())), None)
@@ -182,7 +182,10 @@ def _check_start(spec: RunSpec, latest: Path) -> None:
 
 
 def _for_training(present: Parameters) -> Parameters:
-    """Refuses a second adapter to judge besides the one that is trained, and replaces the champion by its version."""
+    """Returns the parameters with the present champion's version in the place of ``champion`` in ``train.start``.
+
+    Raises UserError where they name a second adapter to judge besides the one that is trained.
+    """
     if present.adapter != LATEST:
         raise UserError(
             f"adapter is {present.adapter!r}, but this command trains and judges a new adapter. Evaluate"
@@ -222,7 +225,7 @@ def _same_or_fresh(spec: RunSpec, pipeline: Pipeline, catalog: CatalogProtocol, 
     parameters, base_model, records = spec.config, catalog.load("base_model"), catalog.load("records")
     start = start_of_training(parameters.train.start, latest)
     digest = None if start is None else start_digest(start)
-    now = provenance.record(spec, base_model, records.digest, digest)
+    now = provenance.of(spec, base_model, records.digest, digest)
     why = resuming.why_another(Path(parameters.tracking.checkpoints), now)
     if why is not None:
         console.note(f"Starting at step 1: {why}")
@@ -272,5 +275,5 @@ def parameter_entries(config: Parameters) -> dict[str, Any]:
     """
     sections = {f"params:{name}": getattr(config, name) for name in Parameters.model_fields}
     # Kedro's datasets hold no None: `reward` is read from the whole tree.
-    known = {"parameters": config, RUNNING: Running()}
+    known = {"parameters": config, RUN_CONTEXT: RunContext()}
     return known | {name: value for name, value in sections.items() if value is not None}

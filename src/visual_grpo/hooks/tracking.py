@@ -27,9 +27,9 @@ from visual_grpo.config.presets import UNNAMED_ENVIRONMENTS
 from visual_grpo.config.stated import parameters_digest
 from visual_grpo.data.datasets import require_path
 from visual_grpo.hooks.inputs_and_outputs import tags_of
-from visual_grpo.hooks.parameters import RUNNING
+from visual_grpo.hooks.parameters import RUN_CONTEXT
 from visual_grpo.operations.command import render
-from visual_grpo.tracking import run_origin
+from visual_grpo.tracking import run_context
 from visual_grpo.tracking.adapter_lookup import find_adapters, training_run
 from visual_grpo.tracking.mlflow_api import CHANGED, NOT_EVALUATED, NOTHING_TRAINED, VERDICT, use_project
 from visual_grpo.tracking.sync import TAGGED, made_others, training_params
@@ -65,29 +65,29 @@ class TrackingHooks:
             return
         makes, latest = pipeline.all_outputs(), require_path(catalog, "adapters")
         trains, judges_only = "adapters" in makes, "trained" in makes and "adapters" not in makes
-        origin, earlier = None, None
+        resumed, earlier = None, None
         modules: Sequence[str] = ()
         if trains:
             from visual_grpo.training import resuming
 
             modules = catalog.load("params:run_spec").modules
-            origin = resuming.resumed_run(config)
-            earlier = None if origin is None else origin.mlflow_run_id
+            resumed = resuming.resumed_run(config)
+            earlier = None if resumed is None else resumed.mlflow_run_id
         elif judges_only:
             earlier = _run_of(find_adapters(config.adapter, latest))
         named = os.environ.get("MLFLOW_RUN_ID")
         changed = changed_parameters(config, latest, self._runtime)
         name = os.environ.get("MLFLOW_RUN_NAME") or run_name(config, modules, names, self._environment, changed)
         tracker = Tracker.start(name, Path(config.output), console.note, earlier=named or earlier)
-        catalog[RUNNING] = run_origin.Running(self._project_path, tracker)
+        catalog[RUN_CONTEXT] = run_context.RunContext(self._project_path, tracker)
         if earlier is not None and named is None and not tracker.continues:
             log.warning("MLflow run %s is gone: a new run begins", earlier)
         if tracker.continues and judges_only:
-            tracker.evaluation_begins(run_origin.command())
+            tracker.evaluation_begins(run_context.command())
             return
-        earlier_tags = {} if origin is None else origin.provenance
+        earlier_tags = {} if resumed is None else resumed.provenance
         earlier_tags = {name: value for name, value in earlier_tags.items() if name.startswith(TAGGED)}
-        tracker.tags(run_origin.resumed(earlier_tags, run_origin.tags(self._project_path)))
+        tracker.tags(run_context.resumed(earlier_tags, run_context.tags(self._project_path)))
         if trains:
             tracker.own(PARAMETERS, parameters_digest(config.public()))
         tracker.params(training_params(config.public()))

@@ -19,6 +19,7 @@ from visual_grpo.config import (
     SamplerConfig,
     SamplingConfig,
 )
+from visual_grpo.config.policy import FlowSettings, TokenSettings
 from visual_grpo.grpo.losses import LOSSES, unread_clips
 from visual_grpo.models.family import Family, find_family
 from visual_grpo.models.module import Kind, ModelSettings
@@ -26,7 +27,7 @@ from visual_grpo.models.module import Kind, ModelSettings
 if TYPE_CHECKING:
     from visual_grpo.models.model import Model
 
-_KEYS = {"tokens": ("temperature", "top_p", "top_k"), "flow": ("steps", "guidance_scale")}
+_SETTINGS = {"tokens": TokenSettings.model_fields, "flow": FlowSettings.model_fields}
 """Kind of module -> the settings of a sampler that only it has."""
 _GENERATES = {"tokens": "tokens", "flow": "denoising steps"}
 
@@ -188,7 +189,7 @@ def _control_samplers(
     tokens and for denoising.
     """
     samplers = {}
-    lacking = {key for kind, keys in _KEYS.items() if kind not in family.kinds() for key in keys}
+    lacking = {key for kind, keys in _SETTINGS.items() if kind not in family.kinds() for key in keys}
     for control in controls:
         changes = {key: value for key, value in control.changes().items() if getattr(sampler, key) != value}
         if changes and not lacking & control.changes().keys():
@@ -285,7 +286,7 @@ def _exclusions(model: ModelConfig, sharded: bool) -> Iterator[str]:
 
 def _sampler_problems(family: Family, sampling: SamplingConfig) -> Iterator[str]:
     for name, sampler in (("rollout", sampling.rollout), ("eval", sampling.eval)):
-        for kind, keys in _KEYS.items():
+        for kind, keys in _SETTINGS.items():
             supported = kind in family.kinds()
             present = [key for key in keys if getattr(sampler, key) is not None]
             if present and not supported:

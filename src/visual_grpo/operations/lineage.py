@@ -29,7 +29,7 @@ from visual_grpo.operations.reproduction.worktree import checked_out
 from visual_grpo.operations.retraining.project import read_project
 from visual_grpo.tracking.adapter_lookup import SCHEME, find_adapters, find_version, training_run
 from visual_grpo.tracking.registry import FROM_FACTS
-from visual_grpo.tracking.run_origin import dvc_hashes, recorded
+from visual_grpo.tracking.run_context import dvc_hashes, recorded
 from visual_grpo.tracking.sync import DIGEST
 
 OK, DIFFERS, UNKNOWN = "ok", "differs", "cannot be checked"

@@ -31,7 +31,7 @@ from visual_grpo.evaluation.pictures import caption, grid, of_file, of_sample, s
 from visual_grpo.operations.command import APART, Command, is_stage_of_dvc
 from visual_grpo.operations.reproduction.repeat import mixed_parts
 from visual_grpo.rewards.combine import RewardSet
-from visual_grpo.tracking import run_origin
+from visual_grpo.tracking import run_context
 from visual_grpo.tracking.adapter_lookup import training_run
 from visual_grpo.tracking.model_card import CARD, model_card
 from visual_grpo.tracking.sync import RUN_NAME, TRAINING_DIGEST, tracked
@@ -186,9 +186,9 @@ def show_replaced(folder: Path, steps: int, run_id: str | None) -> None:
     )
 
 
-def show_mixed(provenance: Mapping[str, Any]) -> None:
-    """Says of a resumed training what keeps `reproduce` from repeating it."""
-    if mixed := mixed_parts(provenance):
+def show_mixed(made_from: Mapping[str, Any]) -> None:
+    """Says of a resumed training with this provenance what keeps `reproduce` from repeating it."""
+    if mixed := mixed_parts(made_from):
         console.note(
             f"Warning: this run goes on with different {'; '.join(mixed)}, so `reproduce` will not be able to repeat"
             " it. To train what it can repeat, start at step 1 (resume=never)."
@@ -200,22 +200,22 @@ def training_provenance(
     present: provenance.Provenance,
     command: Mapping[str, str],
     start: Path | None,
-    origin: resuming.ResumedRun | None,
+    resumed: resuming.ResumedRun | None,
 ) -> dict[str, Any]:
-    """Returns the record of the adapters apart from their parameters, with the commands that resumed their training.
+    """Returns the provenance of the adapters, with the commands that started and resumed their training.
 
-    ``present`` is the record of this part of the training, ``command`` what is known of its command (`Running.facts`).
+    ``present`` is the provenance without them, ``command`` what is known of this one (`RunContext.facts`).
     """
-    inputs = {name: value for name, value in present.items() if name not in ("parameters", *provenance.RUNTIME)}
+    inputs = {name: value for name, value in present.items() if name not in provenance.RUNTIME}
     now = {**command, **{name: present[name] for name in provenance.RUNTIME}}
-    made_by = None if start is None or start.is_file() else read_facts(start).get("mlflow_run_id")
-    if made_by is not None:
-        now[START_RUN] = made_by
-    if origin is None:
+    start_run = None if start is None or start.is_file() else read_facts(start).get("mlflow_run_id")
+    if start_run is not None:
+        now[START_RUN] = start_run
+    if resumed is None:
         return {**inputs, **now}
-    adjusted = [*origin.provenance.get(ADJUSTED, "").splitlines(), *resuming.adjusted(origin, config.public())]
-    earlier = {name: value for name, value in origin.provenance.items() if name not in inputs}
-    return {**inputs, **run_origin.resumed(earlier, now), **({ADJUSTED: "\n".join(adjusted)} if adjusted else {})}
+    adjusted = [*resumed.provenance.get(ADJUSTED, "").splitlines(), *resuming.adjusted(resumed, config.public())]
+    earlier = {name: value for name, value in resumed.provenance.items() if name not in inputs}
+    return {**inputs, **run_context.resumed(earlier, now), **({ADJUSTED: "\n".join(adjusted)} if adjusted else {})}
 
 
 def complete_adapters(

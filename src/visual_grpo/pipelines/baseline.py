@@ -40,7 +40,7 @@ def generate_baseline(
     A baseline at ``present``, its place, is kept if the same one would be generated.
     """
     components.check_unchanged(base_model, spec)
-    now = provenance.record(spec, base_model, records.digest)
+    now = provenance.of(spec, base_model, records.digest)
     # The files of a model on the hub may have changed, unless its revision is a commit.
     known = base_model["content"] or re.fullmatch(r"[0-9a-f]{40}", spec.config.model.revision or "")
     why = _redraw_reason(present, now, spec.config.evaluation.redraw, bool(known))
@@ -50,7 +50,7 @@ def generate_baseline(
     if present.is_dir():
         console.note(f"Generating the baseline again: {why}")
     generate_samples(draft, spec, records, adapters=None, title="baseline")
-    provenance.write_record(draft, now)
+    provenance.write(draft, now)
     return draft
 
 
@@ -66,7 +66,7 @@ def _redraw_reason(folder: Path, now: provenance.Provenance, redraw: bool, known
     if not folder.is_dir():
         return "there is none"
     try:
-        before = provenance.read_record(folder, "baseline")
+        before = provenance.read(folder, "baseline")
     except UserError as error:
         return str(error).rstrip(".")
     if not known:

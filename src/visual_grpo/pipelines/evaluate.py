@@ -78,13 +78,13 @@ def generate_trained(
 ) -> Path:
     """Generates the trained policy's samples; refuses a baseline that would not pair."""
     components.check_unchanged(base_model, spec)
-    training, before = read_facts(adapters), provenance.read_record(baseline, "baseline")
+    training, before = read_facts(adapters), provenance.read(baseline, "baseline")
     made_from = {"baseline": before["digest"], "adapters": adapter_digest(adapters)}
-    present = provenance.record(spec, base_model, records.digest, **made_from)
+    present = provenance.of(spec, base_model, records.digest, **made_from)
     provenance.require_pair(before, present, training.get("mlflow_run_id"))
     provenance.require_trained_on(training, present)
     generate_samples(draft, spec, records, adapters=adapters, title="evaluate")
-    provenance.write_record(draft, present)
+    provenance.write(draft, present)
     return draft
 
 
@@ -93,7 +93,7 @@ def compare_with_baseline(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns the evaluation (paired differences of every score, headline) and the headline's numbers."""
     training, modules, digest = read_facts(adapters), modules_of(adapters), adapter_digest(adapters)
-    now, before = provenance.read_record(trained, "evaluate"), provenance.read_record(baseline, "baseline")
+    now, before = provenance.read(trained, "evaluate"), provenance.read(baseline, "baseline")
     provenance.require_made_from(now, trained, "evaluate", baseline=before["digest"], adapters=digest)
     limits = limit_notes(report.read_history(adapters), training.get("parameters", {}), modules)
     early = training.get("stopped_early")

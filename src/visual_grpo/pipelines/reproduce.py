@@ -13,7 +13,7 @@ from visual_grpo.config import Parameters
 from visual_grpo.config.adapter_folder import START_RUN, read_facts
 from visual_grpo.operations.reproduction.repeat import repeat, require_own
 from visual_grpo.tracking.adapter_lookup import find_adapters, find_start
-from visual_grpo.tracking.run_origin import Running
+from visual_grpo.tracking.run_context import RunContext
 
 
 def create_pipeline() -> Pipeline:
@@ -21,7 +21,7 @@ def create_pipeline() -> Pipeline:
         [
             Node(
                 reproduce_training,
-                ["parameters", "params:running", "path:adapters"],
+                ["parameters", "params:run_context", "path:adapters"],
                 "reproduction",
                 name="reproduce_training",
             ),
@@ -31,7 +31,7 @@ def create_pipeline() -> Pipeline:
     )
 
 
-def reproduce_training(parameters: Parameters, running: Running, latest: Path) -> dict[str, Any]:
+def reproduce_training(parameters: Parameters, context: RunContext, latest: Path) -> dict[str, Any]:
     """Repeats the training that ``run`` names: see `visual_grpo.operations.reproduction.repeat.repeat`."""
     if parameters.run is None:
         raise UserError(
@@ -43,11 +43,11 @@ def reproduce_training(parameters: Parameters, running: Running, latest: Path) -
     except UserError as error:
         raise UserError(f"run: {error}", error.remedy) from error
     facts = read_facts(adapters)
-    require_own(adapters, facts, running.project, parameters)
+    require_own(adapters, facts, context.project, parameters)
     if "start" in facts:
         named = facts["parameters"]["train"]["start"]
         start = find_start(named, facts["start"], latest, facts.get(START_RUN))
-    report = repeat(adapters, parameters.reproduce, running.project, start)
+    report = repeat(adapters, parameters.reproduce, context.project, start)
     rows = [[row["what"], row["run"], row["here"], row["result"]] for row in report["rows"]]
     console.table("What matched", ["", "run", "here", ""], rows)
     console.note(f"{report['sentence']} ({report['seconds']} s)")

@@ -32,8 +32,8 @@ def build(starter: StarterConfig, data: DataConfig, model: ModelConfig, seed: in
     """Returns the dataset and model to start from: ``{"dataset", "model", "digest", "content"}``.
 
     ``digest`` is what baseline and adapters of the model are recognised by, ``content`` that of its files; a model on
-    the hub has a ``commit`` instead. The dataset
-    is rendered only where it is the data, and the small model pretrained only where it is the model.
+    the hub has a ``commit`` instead. The dataset is rendered only where it is the data, and the small model pretrained
+    only where it is the model.
     """
     if data.path == starter.dataset:
         render_dataset(starter, data, seed)

@@ -33,7 +33,7 @@ from visual_grpo.operations.training_command import (
 )
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.tracking.adapter_lookup import start_digest, start_of_training
-from visual_grpo.tracking.run_origin import Running
+from visual_grpo.tracking.run_context import RunContext
 from visual_grpo.tracking.sync import DIGEST
 from visual_grpo.tracking.tracker import open_logs
 from visual_grpo.training import components, resuming
@@ -45,7 +45,15 @@ def create_pipeline() -> Pipeline:
         [
             Node(
                 train,
-                ["params:run_spec", "params:running", "base_model", "records", "baseline", "path:adapters", "draft"],
+                [
+                    "params:run_spec",
+                    "params:run_context",
+                    "base_model",
+                    "records",
+                    "baseline",
+                    "path:adapters",
+                    "draft",
+                ],
                 ["adapters", "training_history"],
                 name="train",
             ),
@@ -56,7 +64,7 @@ def create_pipeline() -> Pipeline:
 
 def train(
     spec: RunSpec,
-    running: Running,
+    context: RunContext,
     base_model: dict[str, Any],
     records: RecordTable,
     baseline: Path,
@@ -68,7 +76,7 @@ def train(
     ``baseline`` must pair, so that the trained adapter can be compared with it. ``latest`` is where the adapters will
     be, and those of an earlier training are.
     """
-    config, tracker = spec.config, running.log
+    config, tracker = spec.config, context.tracker
     components.check_unchanged(base_model, spec)
     start = start_of_training(config.train.start, latest)
     if start is not None:
@@ -79,35 +87,35 @@ def train(
             " Baseline, controls and KL are of the base model without it."
         )
     digest = None if start is None else start_digest(start)
-    present = provenance.record(spec, base_model, records.digest, digest)
-    # Before the baseline: its remedy would replace the one that belongs to the checkpoint.
-    origin = resuming.resumed_run(config, present)
-    before = provenance.read_record(baseline, "baseline")
+    present = provenance.of(spec, base_model, records.digest, digest)
+    # Before the baseline is checked: the advice to make that again would lose the one that belongs to the checkpoint.
+    resumed = resuming.resumed_run(config, present)
+    before = provenance.read(baseline, "baseline")
     provenance.require_pair(before, present)
     extent = {name: before["parameters"]["evaluation"][name] for name in ("images_per_prompt", "max_prompts")}
     scorer = components.build_scorer(spec)
     data = {split: records.split(split) for split in OPEN}
     for split in ("train", "eval"):
         scorer.check_records(data[split])
-    profile = profile_of(records)  # Before the training, which a missing picture must not end.
+    profile = profile_of(records)  # Now: after hours of training, a missing picture would end the command.
     read = [config.data.path, present["model"], from_here(records.path.parent), from_here(baseline)]
-    made_by = training_provenance(config, present, running.facts(read), start, origin) | {BASELINE: extent}
-    made_by |= {DATA_COMMIT: commit} if (commit := records.report.get("commit")) else {}
+    made_from = training_provenance(config, present, context.facts(read), start, resumed) | {BASELINE: extent}
+    made_from |= {DATA_COMMIT: commit} if (commit := records.report.get("commit")) else {}
     arguments = {
         "data": data,
-        "provenance": made_by,
-        "origin": origin,
+        "provenance": made_from,
+        "resumed": resumed,
         "run_id": tracker.run_id,
     }
     show_replaced(latest, config.grpo.steps, tracker.run_id)
-    show_mixed(made_by)
+    show_mixed(made_from)
     every = config.evaluation.every or config.grpo.steps
     monitor = HackingMonitor(baseline, config.alarm, -(-config.grpo.steps // every), scorer.weights)
     with launch.running_ranks(spec, train_on_rank, start=start, arguments=arguments):
         run = _build(spec, start, scorer, monitor=monitor, **arguments)
         if config.distributed.processes > 1:
             console.note(f"{config.distributed.processes} processes train together.")
-        changes = running.changes()  # Before the training, during which somebody may edit the code.
+        changes = context.changes()  # Before the training, during which somebody may edit the code.
         # With the run's id, so that two trainings of the same settings stay apart.
         name = tracker.name() or "training"
         with open_logs(config.tracking, name, flatten(config.public())) as loggers:

@@ -24,6 +24,7 @@ import pandas as pd
 from kedro.pipeline import Node, Pipeline
 from PIL.Image import Image
 
+from visual_grpo import provenance
 from visual_grpo.common import console
 from visual_grpo.common.digests import content_digest
 from visual_grpo.common.errors import UserError, counted
@@ -42,7 +43,6 @@ from visual_grpo.evaluation.samples import SCORES, Request, distinct_prompts, ge
 from visual_grpo.models.run_spec import RunSpec
 from visual_grpo.operations.candidates import model_in, sampled_alike
 from visual_grpo.pipelines.generate import LISTED
-from visual_grpo.provenance import read_record, require_pair
 from visual_grpo.rewards.catalogue import negative_points
 from visual_grpo.rewards.votes.choices import AB, Ballot, Choice, Pair, append_line, read_choices
 from visual_grpo.rewards.votes.head import PIXELS, family_scores
@@ -271,8 +271,8 @@ def _blind_pairs(settings: VoteConfig, folders: Sequence[Path], records: RecordT
     for folder, maker in zip(folders, SIDES.values(), strict=True):
         if not (folder / SCORES).is_file():
             raise UserError(f"vote.source=ab compares {folders[0]} with {folders[1]}. Make {folder}.", remedy=maker)
-    baseline, trained = (read_record(*side) for side in zip(folders, SIDES.values(), strict=True))
-    require_pair(baseline, trained)
+    baseline, trained = (provenance.read(*side) for side in zip(folders, SIDES.values(), strict=True))
+    provenance.require_pair(baseline, trained)
     table = all_pairs(*folders)
     rows: list[Any] = table[(table["split"] == "held_out") & (table["sampler"] == EVAL_SAMPLER)].to_dict("records")
     if not rows:

@@ -15,10 +15,10 @@ import torch
 
 from visual_grpo.common.console import note, progress
 from visual_grpo.common.device import processor
-from visual_grpo.common.digests import record_content, recorded_content
+from visual_grpo.common.digests import content_digest
 from visual_grpo.common.quiet_libraries import hidden_progress_bars
 from visual_grpo.config import DataConfig, StarterConfig
-from visual_grpo.starter.pretraining import Advance, Job, digest_of, own_code, run_side_by_side, stamped, write_once
+from visual_grpo.starter.pretraining import Advance, Job, digest_of, made_from, own_code, run_side_by_side, write_once
 from visual_grpo.starter.worlds import SmallModel, find_world
 
 _VERSION = 7
@@ -42,20 +42,22 @@ def pretrain_model(config: StarterConfig, data: DataConfig, family: str, seed: i
     folder, recipe = Path(config.model), model_recipe(config, data, family, seed)
     base = None if config.pretrain else find_base(recipe)
 
-    def write(fresh: Path) -> None:
+    def write(fresh: Path) -> Mapping[str, str | None]:
         if base is None:
             _pretrain(fresh, config, data, family, seed)
-            return
+            return {"content": content_digest(fresh), "processor": processor()}
         _copy(base, fresh)
         note("This base model comes with the project; starter.pretrain=true pretrains it again.")
+        return made_from(base)
 
-    digest = write_once(folder, recipe, write, even_if_there=config.pretrain)
-    return {"digest": digest, "content": recorded_content(folder)}
+    made = write_once(folder, recipe, write, even_if_there=config.pretrain)
+    # Of the files as they were made: `check_unchanged` tells where they have been edited since.
+    return {"digest": made["digest"], "content": made.get("content") or content_digest(folder)}
 
 
 def find_base(recipe: Mapping[str, Any]) -> Path | None:
     """Returns the folder in `BASES` that the same recipe gave, if there is one."""
-    return next((base for base in BASES.iterdir() if stamped(base) == digest_of(recipe)), None)
+    return next((base for base in BASES.iterdir() if made_from(base).get("digest") == digest_of(recipe)), None)
 
 
 def _copy(base: Path, folder: Path) -> None:
@@ -106,7 +108,6 @@ def _pretrain(folder: Path, config: StarterConfig, data: DataConfig, family: str
     if small.assemble is not None:
         with hidden_progress_bars():
             resolve_name(small.assemble)(job, folder)
-    record_content(folder, processor=processor())
 
 
 def _pretrain_alone(path: str, job: Job, advance: Advance) -> None:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing.spawn import ProcessExitedException, start_processes
 
+from visual_grpo.common.digests import STARTER
 from visual_grpo.common.files import fresh_folder, settled
 from visual_grpo.common.importing import code_digest
 from visual_grpo.config import Task
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
 Advance = Callable[[str, int], None]
 """Called with a module's name (``vae``, ``dit``, ``ar``, ``vl``) and the number of its completed steps."""
-_STAMP = "starter.json"
 _FINAL_SHARE = 0.03
 """Final learning rate as a share of its peak."""
 _LEAST_SIGMA = 0.002
@@ -55,25 +55,30 @@ def digest_of(recipe: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()
 
 
-def stamped(folder: Path) -> str | None:
-    """Returns the digest of the recipe that ``folder`` was written for, if `write_once` wrote it."""
-    stamp = folder / _STAMP
-    return str(json.loads(stamp.read_text(encoding="utf-8"))["digest"]) if stamp.is_file() else None
+def made_from(folder: Path) -> dict[str, str]:
+    """Returns what `write_once` noted in ``folder``: ``digest`` of the recipe, and more; empty if it wrote no such."""
+    file = folder / STARTER
+    return dict(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else {}
 
 
 def write_once(
-    folder: Path, recipe: Mapping[str, Any], write: Callable[[Path], None], *, even_if_there: bool = False
-) -> str:
-    """Replaces ``folder`` by one that ``write`` fills, unless it was written for the same recipe; returns its digest.
+    folder: Path,
+    recipe: Mapping[str, Any],
+    write: Callable[[Path], Mapping[str, str | None]],
+    *,
+    even_if_there: bool = False,
+) -> dict[str, str]:
+    """Replaces ``folder`` by one that ``write`` fills, unless it was written for the same recipe.
 
-    After an error or an interruption the folder is unchanged.
+    Notes the digest of the recipe in it, with what ``write`` returns, and returns that. After an error or an
+    interruption the folder is unchanged.
     """
     digest = digest_of(recipe)
-    if even_if_there or stamped(settled(folder)) != digest:
+    if even_if_there or made_from(settled(folder)).get("digest") != digest:
         with fresh_folder(folder) as fresh:
-            write(fresh)
-            (fresh / _STAMP).write_text(json.dumps({"digest": digest}), encoding="utf-8")
-    return digest
+            noted = {"digest": digest, **write(fresh)}
+            (fresh / STARTER).write_text(json.dumps(noted), encoding="utf-8")
+    return made_from(folder)
 
 
 def write_dataset(
@@ -84,16 +89,17 @@ def write_dataset(
 ) -> str:
     """Writes ``records.jsonl``, and the pictures that ``records`` renders into ``subfolders``, as `write_once` does.
 
-    A dataset is also written again when the code of a user's ``records`` has changed.
+    Returns the digest of the recipe. A dataset is also written again when the code of a user's ``records`` has changed.
     """
 
-    def write(fresh: Path) -> None:
+    def write(fresh: Path) -> dict[str, str | None]:
         for name in subfolders:
             (fresh / name).mkdir()
         lines = "".join(json.dumps(record) + "\n" for record in records(fresh))
         (fresh / "records.jsonl").write_text(lines, encoding="utf-8")
+        return {}
 
-    return write_once(folder, {**recipe, **own_code(records.__module__)}, write)
+    return write_once(folder, {**recipe, **own_code(records.__module__)}, write)["digest"]
 
 
 def minimise(

@@ -111,7 +111,7 @@ def model_card(
         "Judges": ", ".join(f"{name} of {r.judge_of or 'the total'}" for name, r in config.rewards.items() if r.judge),
         "Adapter": f"of the {facts['adapter']} step ({facts[_STEP[facts['adapter']]]})",
         "Code": f"commit `{facts.get('git.commit', 'unknown')}` ({facts.get('git.state', 'unknown')})",
-        **(_origin(facts) if published is None else {}),
+        **(_provenance(facts) if published is None else {}),
     }
     plain = facts.get("loading", {}).items()
     card = _CARD.format(
@@ -138,7 +138,7 @@ def _place(module: str, modules: Sequence[str], published: Published | None) -> 
     return f"{published.repository!r}{within}"
 
 
-def _origin(facts: Mapping[str, Any]) -> dict[str, str]:
+def _provenance(facts: Mapping[str, Any]) -> dict[str, str]:
     """What only this machine and its MLflow know."""
     told = {
         "MLflow run": f"`{facts['mlflow_run_id']}`" if facts["mlflow_run_id"] else "none",

@@ -93,10 +93,10 @@ class Registry:
             return version
         run = own_run(adapters)
         run_id = None if run is None else run.info.run_id
-        origin = {DIGEST: adapter_digest(adapters), WEIGHTS: weights, "training.run": run_id, **(tags or {})}
-        origin |= {tag: facts.get(name) for tag, name in FROM_FACTS.items()}
-        origin |= {tag: text for tag, text in facts.items() if tag.startswith(("git.", "resumed.", "dvc."))}
-        about = {tag: str(text) for tag, text in origin.items() if text is not None}
+        known = {DIGEST: adapter_digest(adapters), WEIGHTS: weights, "training.run": run_id, **(tags or {})}
+        known |= {tag: facts.get(name) for tag, name in FROM_FACTS.items()}
+        known |= {tag: text for tag, text in facts.items() if tag.startswith(("git.", "resumed.", "dvc."))}
+        about = {tag: str(text) for tag, text in known.items() if text is not None}
         with mlflow_api.mlflow_client() as client, tempfile.TemporaryDirectory() as folder:
             card = model_card(facts, modules_of(adapters), result)
             package(adapters, Path(folder), card=card, about=about, base_copy_mb=self.base_copy_mb)

@@ -104,7 +104,7 @@ class Tracker:
         self._put(lambda client, run: mlflow_api.set_tags(client, run, mapping))
 
     def own(self, tag: str, digest: str) -> None:
-        """Notes a record of this run, by which the project knows it as its own (`tracking.trust`)."""
+        """Notes a digest of what this run made, by which the project knows it as its own (`tracking.trust`)."""
         self._own[tag] = digest
         self.tags(self._own)
 

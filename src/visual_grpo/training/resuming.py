@@ -29,7 +29,7 @@ class ResumedRun:
 
     @property
     def parameters(self) -> dict[str, Any]:
-        return dict(self.metadata["parameters"])
+        return dict(self.provenance["parameters"])
 
     @property
     def mlflow_run_id(self) -> str | None:
@@ -37,27 +37,22 @@ class ResumedRun:
 
     @property
     def provenance(self) -> dict[str, Any]:
-        """The record without the parameters, with the commands, commit and versions of the training so far."""
+        """The provenance of the training so far, with its commands, commit and versions."""
         return dict(self.metadata["provenance"])
-
-    @property
-    def record(self) -> dict[str, Any]:
-        """The record of what the training so far depends on (`provenance`)."""
-        return {**self.provenance, "parameters": self.parameters}
 
 
 def resumed_run(config: Parameters, now: provenance.Provenance | None = None) -> ResumedRun | None:
     """The run that ``config`` resumes; None = start at step 1. Only reads.
 
     Args:
-        now: the record of the training as it would go on; None = only the parameters are known yet.
+        now: the provenance of the training as it would go on; None = only the parameters are known yet.
 
     Raises:
         UserError: see `find_run`; or what the run depends on has changed.
     """
     run = find_run(config.resume, Path(config.tracking.checkpoints))
     if run is not None:
-        _refuse_changes(run, config, now or {**run.record, "parameters": config.public()})
+        _refuse_changes(run, config, now or {**run.provenance, "parameters": config.public()})
     return run
 
 
@@ -139,7 +134,7 @@ def _refuse_changes(run: ResumedRun, config: Parameters, now: provenance.Provena
                 " grpo.schedule=constant they could change."
             )
     about = PIPELINES["train"] & ~Decides.STOPPING
-    if different := provenance.differences(run.record, now, about, rounding=False, but=may_differ):
+    if different := provenance.differences(run.provenance, now, about, rounding=False, but=may_differ):
         raise UserError(
             f"The checkpoint {path} was made with different {', '.join(provenance.described(different))}: resuming"
             f" would mix two runs.{why} Restore what differs, or start at step 1 without resume."
@@ -179,6 +174,6 @@ def why_another(folder: Path, now: provenance.Provenance) -> str | None:
     if is_finished(newest):
         return f"the training of the checkpoints in {folder} is finished"
     run = ResumedRun(newest, checkpoint.load_metadata(newest))
-    different = provenance.described(provenance.differences(run.record, now, PIPELINES["train"]))
+    different = provenance.described(provenance.differences(run.provenance, now, PIPELINES["train"]))
     different += [meaning for name, meaning in provenance.RUNTIME.items() if f"resumed.{name}" in run.provenance]
     return f"the checkpoints in {folder} belong to a different training: {', '.join(different)}" if different else None

@@ -88,16 +88,15 @@ class TrainingRun:
         data: Mapping[str, Sequence[PromptRecord]],
         provenance: Mapping[str, Any],
         run_id: str | None,
-        origin: ResumedRun | None = None,
+        resumed: ResumedRun | None = None,
         monitor: HackingMonitor | None = None,
     ) -> None:
         """
         Args:
             data: records by split. Held-out ones are for the report's film: no reward sees them, they decide nothing.
-            provenance: what the run depends on besides the parameters, with its commands, commit and versions: for
-                ``training.json`` and checkpoints.
+            provenance: of the adapters, with commands, commits and versions: for ``training.json`` and checkpoints.
             run_id: of the MLflow run.
-            origin: the run to resume; None = start at step 1.
+            resumed: the run to resume; None = start at step 1.
             monitor: compares the evaluations with the base model's samples.
         """
         self.spec, self.config, self.model, self.scorer, self.trainer = spec, spec.config, model, scorer, trainer
@@ -108,7 +107,7 @@ class TrainingRun:
         self.provenance, self.run_id, self.monitor = provenance, run_id, monitor
         self.progress, self.average = Progress(), AdapterAverage(trainer, self.config.train.ema_decay)
         self.checkpoints = RunCheckpoints(
-            self.config, trainer, self.progress, self.average, provenance=provenance, run_id=run_id, origin=origin
+            self.config, trainer, self.progress, self.average, provenance=provenance, run_id=run_id, resumed=resumed
         )
         self.stopped_by: signal.Signals | None = None
 
@@ -185,7 +184,6 @@ class TrainingRun:
             "mlflow_run_id": self.run_id,
             **self.provenance,
             "sums": weight_sums(folder),
-            "parameters": self.config.public(),
             **about,
         }
         (folder / FACTS).write_text(json.dumps(facts, indent=1, ensure_ascii=False), encoding="utf-8")

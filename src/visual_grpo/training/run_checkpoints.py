@@ -58,12 +58,11 @@ class RunCheckpoints:
         *,
         provenance: Mapping[str, Any],
         run_id: str | None,
-        origin: resuming.ResumedRun | None,
+        resumed: resuming.ResumedRun | None,
     ) -> None:
-        """``provenance`` is what the run depends on besides the parameters, ``run_id`` its MLflow run, ``origin`` the
-        run to resume."""
+        """``provenance`` and ``run_id``, of MLflow, go into each checkpoint; ``resumed`` is the run to resume."""
         self.config, self.trainer, self.progress, self.average = config, trainer, progress, average
-        self.provenance, self.run_id, self.origin = provenance, run_id, origin
+        self.provenance, self.run_id, self.resumed = provenance, run_id, resumed
         self.folder = linked(Path(config.tracking.checkpoints))
         self.newest: Path | None = None
         """The last one that was written or resumed from."""
@@ -73,12 +72,12 @@ class RunCheckpoints:
 
     def completed_steps(self) -> int:
         """Steps that an earlier run has done and this one will not do again."""
-        return 0 if self.origin is None else checkpoint.step_of(self.origin.checkpoint)
+        return 0 if self.resumed is None else checkpoint.step_of(self.resumed.checkpoint)
 
     def resume(self, note: Callable[[str], None]) -> bool:
         """Loads the checkpoint of the run to resume; False where the training starts at step 1."""
-        origin = self.origin
-        if origin is None:
+        resumed = self.resumed
+        if resumed is None:
             if self.config.resume == Resume.AUTO:
                 aside = self.folder.parent.glob(f"{glob.escape(self.folder.name)}.previous*")
                 # In the order of their numbers, in which previous-10 is after previous-2.
@@ -90,9 +89,9 @@ class RunCheckpoints:
                 earlier = f" (an earlier training goes on with {named})" if named else ""
                 note(f"No checkpoint in {self.folder}: starting at step 1{earlier}")
             return False
-        self._load(origin, ranks.broadcast(lambda: checkpoint.load_checkpoint(origin.checkpoint)[0]))
-        note(f"Resuming after step {self.trainer.step} of {self.config.grpo.steps} from {origin.checkpoint}")
-        self._take_over(origin.checkpoint, note)
+        self._load(resumed, ranks.broadcast(lambda: checkpoint.load_checkpoint(resumed.checkpoint)[0]))
+        note(f"Resuming after step {self.trainer.step} of {self.config.grpo.steps} from {resumed.checkpoint}")
+        self._take_over(resumed.checkpoint, note)
         return True
 
     def begin(self, note: Callable[[str], None]) -> None:
@@ -124,7 +123,6 @@ class RunCheckpoints:
             "trainer": trainer_metadata,
             "random": random_metadata,
             "progress": vars(self.progress) | {"best_adapter": None, "gains": vars(self.progress.gains)},
-            "parameters": self.config.public(),
             "provenance": dict(self.provenance),
             "mlflow_run_id": self.run_id,
         }
@@ -142,8 +140,8 @@ class RunCheckpoints:
         if self._saved_step != self.trainer.step:
             self.save()
 
-    def _load(self, origin: resuming.ResumedRun, tensors: Mapping[str, Tensor]) -> None:
-        metadata = origin.metadata
+    def _load(self, resumed: resuming.ResumedRun, tensors: Mapping[str, Tensor]) -> None:
+        metadata = resumed.metadata
         vars(self.progress).update(
             metadata["progress"],
             best_adapter=tensors_under("best", tensors),
@@ -153,15 +151,15 @@ class RunCheckpoints:
         self.average.load_state(tensors_under("ema", tensors))
         checkpoint.restore_random_states(tensors, metadata["random"])
 
-    def _take_over(self, origin: Path, note: Callable[[str], None]) -> None:
-        """Makes ``origin`` the newest checkpoint of this run's folder."""
-        self.newest, self._saved_step = origin, self.trainer.step
+    def _take_over(self, resumed: Path, note: Callable[[str], None]) -> None:
+        """Makes the checkpoint ``resumed`` the newest of this run's folder."""
+        self.newest, self._saved_step = resumed, self.trainer.step
         if ranks.rank():
             return
-        here = origin.parent.resolve() == self.folder.resolve()
-        checkpoint.skip_newer(origin, note, rename=here)
+        here = resumed.parent.resolve() == self.folder.resolve()
+        checkpoint.skip_newer(resumed, note, rename=here)
         if not here:
-            _make_room(self.folder, note, keep=origin)
+            _make_room(self.folder, note, keep=resumed)
             self.save()
 
 

@@ -19,7 +19,7 @@ from visual_grpo.config.policy import DistributedConfig
 from visual_grpo.grpo.distributed import launch, ranks, torchrun
 from visual_grpo.operations.command import Command
 from visual_grpo.operations.preflight.check import check
-from visual_grpo.tracking import run_origin
+from visual_grpo.tracking import run_context
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_the_line_that_goes_on_is_torchruns(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv(STORE, "a file")
     assert str(Command(None, ("--pipeline=train",), {})).endswith("kedro run --pipeline=train")
     monkeypatch.setattr("sys.argv", ["kedro/__main__.py", "run", "--pipeline=train"])
-    assert run_origin.command().endswith("/kedro run --pipeline=train")
+    assert run_context.command().endswith("/kedro run --pipeline=train")
 
 
 def test_a_session_in_python_is_one_process() -> None:

@@ -15,7 +15,7 @@ from tests.tracking.toy_adapters import adapters, base_model
 from visual_grpo.config.adapter_folder import FACTS, adapter_digest, read_facts, weight_sums
 from visual_grpo.data.manifest import RecordTable, write_manifest
 from visual_grpo.operations.lineage import DIFFERS, OK, UNKNOWN, Line, Subject, lines
-from visual_grpo.tracking import run_origin
+from visual_grpo.tracking import run_context
 
 HASH = "0123456789abcdef0123456789abcdef"
 RAW = "data/01_raw/shapes"
@@ -127,7 +127,7 @@ def test_a_commit_on_no_branch_is_named_and_one_elsewhere_cannot_be_checked(proj
 
 def test_uncommitted_changes_apply_or_are_named(project: Path) -> None:
     (project / "src/code.py").write_text("a = 2\n")
-    patch = run_origin.changes(project)
+    patch = run_context.changes(project)
     edit(project, **{"git.state": "dirty"})
     assert states(project)["uncommitted changes"].value == "lost"
     (project / "adapters/changes.diff").write_bytes(patch)

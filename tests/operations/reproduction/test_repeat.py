@@ -25,8 +25,8 @@ from visual_grpo.config.presets import CATALOG
 from visual_grpo.operations.reproduction.repeat import parameters_to_repeat, repeat
 from visual_grpo.operations.reproduction.worktree import Worktree, checked_out, python_of, write_configuration
 from visual_grpo.pipelines.reproduce import reproduce_training, require_match
-from visual_grpo.tracking import run_origin
-from visual_grpo.tracking.run_origin import Running
+from visual_grpo.tracking import run_context
+from visual_grpo.tracking.run_context import RunContext
 
 LOCK = "requirements.lock"
 TREE = parameters().model_dump(mode="json")
@@ -56,9 +56,9 @@ def test_a_training_that_cannot_be_repeated(tmp_path: Path, facts: dict[str, str
 
 def test_no_run_and_an_unknown_one_are_told(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="name the training with run=ID"):
-        reproduce_training(parameters(), Running(), tmp_path)
+        reproduce_training(parameters(), RunContext(), tmp_path)
     with pytest.raises(UserError, match=r"has no training\.json"):
-        reproduce_training(parameters(run=str(tmp_path)), Running(), tmp_path)
+        reproduce_training(parameters(run=str(tmp_path)), RunContext(), tmp_path)
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def test_the_commit_with_its_changes_is_checked_out_and_the_working_tree_stays(p
     first = repository(project)
     (project / "src/code.py").write_text("a = 2\n")
     (project / "my_reward.py").write_text("b = 1\n")
-    patch = run_origin.changes(project)
+    patch = run_context.changes(project)
     commit(project)
     (project / "src/code.py").write_text("a = 3\n")
     before = git(project, "status", "--porcelain")
@@ -93,7 +93,7 @@ def test_a_project_may_be_below_the_repositorys_root_and_no_hook_runs(project: P
     hook.parent.mkdir(exist_ok=True)
     hook.write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\n")
     hook.chmod(0o755)
-    with checked_out(project / "below", state, run_origin.changes(project / "below")) as worktree:
+    with checked_out(project / "below", state, run_context.changes(project / "below")) as worktree:
         assert [(worktree.code / "src" / name).read_text() for name in ("file", "new")] == ["y", "y"]
     assert not (tmp_path / "ran").exists()
 
@@ -101,7 +101,7 @@ def test_a_project_may_be_below_the_repositorys_root_and_no_hook_runs(project: P
 def test_another_commit_and_changes_that_do_not_apply_are_told_and_leave_nothing(project: Path) -> None:
     state = repository(project)
     (project / "src/code.py").write_text("a = 2\n")
-    patch = run_origin.changes(project).replace(b"a = 1", b"a = 9")
+    patch = run_context.changes(project).replace(b"a = 1", b"a = 9")
     for commit_of_run, said in (
         ("0" * 40, r"commit 0000.*cannot be restored.*git fetch --all"),
         (state, r"changes\.diff of its adapters, cannot be restored(?s:.)*src/code\.py"),

@@ -26,7 +26,7 @@ from visual_grpo.config.presets import OUTPUT, place
 from visual_grpo.data.hub_dataset import HUB
 from visual_grpo.data.manifest import RecordTable
 from visual_grpo.data.preparation import IMAGES
-from visual_grpo.tracking.run_origin import dvc_hashes, recorded
+from visual_grpo.tracking.run_context import dvc_hashes, recorded
 
 LOCK = "requirements.lock"
 

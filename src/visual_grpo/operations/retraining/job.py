@@ -31,7 +31,7 @@ from visual_grpo.data.splits import HELD_OUT
 from visual_grpo.operations.retraining.project import Project
 from visual_grpo.tracking.adapter_lookup import Registered
 from visual_grpo.tracking.registry import NOT_PROMOTED, Registry, gate_settings
-from visual_grpo.tracking.run_origin import dvc_imports
+from visual_grpo.tracking.run_context import dvc_imports
 
 PATIENCE = 600.0  # Seconds that a stopped command has for its checkpoint: it finishes the step.
 _MONITOR_SECONDS, _NOTIFY_SECONDS = 600.0, 60.0

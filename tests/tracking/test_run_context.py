@@ -9,7 +9,7 @@ import pytest
 
 from tests.operations.reproduction.repositories import dvc, git, repository
 from visual_grpo.common.errors import UserError
-from visual_grpo.tracking import run_origin
+from visual_grpo.tracking import run_context
 
 
 @pytest.fixture
@@ -21,36 +21,36 @@ def project(tmp_path: Path) -> Path:
 
 def test_commit_and_state(project: Path) -> None:
     head = git(project, "rev-parse", "HEAD")
-    assert run_origin.git_tags(project) == {"git.commit": head, "git.state": "clean"}
+    assert run_context.git_tags(project) == {"git.commit": head, "git.state": "clean"}
     (project / "notes.md").write_text("not decisive")
-    assert run_origin.git_tags(project)["git.state"] == "clean"
+    assert run_context.git_tags(project)["git.state"] == "clean"
     (project / "my_rewards.py").write_text("b = 2\n")
-    assert run_origin.git_tags(project)["git.state"] == "dirty"
+    assert run_context.git_tags(project)["git.state"] == "dirty"
 
 
 def test_a_run_that_goes_on_keeps_its_first_tags_and_has_later_ones_beside_them() -> None:
     first = {"command": "train", "git.commit": "a", "git.state": "clean"}
-    assert run_origin.resumed({}, first) == first
-    again = run_origin.resumed(first, {**first, "command": "go on"})
+    assert run_context.resumed({}, first) == first
+    again = run_context.resumed(first, {**first, "command": "go on"})
     assert again == {**first, "resumed.command": "go on"}
-    third = run_origin.resumed(again, {"command": "go further", "git.commit": "b", "git.state": "clean"})
+    third = run_context.resumed(again, {"command": "go further", "git.commit": "b", "git.state": "clean"})
     assert third == {**first, "resumed.command": "go on\ngo further", "resumed.git.commit": "b"}
 
 
 def test_the_changes_applied_to_the_commit_give_the_same_files(project: Path, tmp_path: Path) -> None:
-    assert (run_origin.git_tags(tmp_path), run_origin.changes(tmp_path)) == ({}, b""), "without git"
-    assert run_origin.changes(project) == b""
+    assert (run_context.git_tags(tmp_path), run_context.changes(tmp_path)) == ({}, b""), "without git"
+    assert run_context.changes(project) == b""
     files = {"src/code.py": b"a = 2\r\n", "src/new.py": b"c = 3\n", "my_rewards.py": "b = 2 # é\n".encode("latin-1")}
     for file, content in files.items():
         (project / file).write_bytes(content)
-    (tmp_path / "changes.diff").write_bytes(run_origin.changes(project))
+    (tmp_path / "changes.diff").write_bytes(run_context.changes(project))
     git(tmp_path, "clone", "-q", "project", "copy")
     git(tmp_path / "copy", "apply", "../changes.diff")
     assert {file: (tmp_path / "copy" / file).read_bytes() for file in files} == files
 
 
 def test_only_what_is_read_and_is_as_recorded_has_a_dvc_hash(project: Path) -> None:
-    assert run_origin.dvc_tags(project, ["data"]) == {}
+    assert run_context.dvc_tags(project, ["data"]) == {}
     for name in ("data/a", "data/b", "photos"):
         (project / name).mkdir()
         (project / name / "file").write_text(name)
@@ -60,23 +60,23 @@ def test_only_what_is_read_and_is_as_recorded_has_a_dvc_hash(project: Path) -> N
     dvc(project, "init", "-q")
     dvc(project, "add", "-q", "data/a", "data/b", "photos")
     dvc(project, "repro", "conf/mine/dvc.yaml")
-    tags = run_origin.dvc_tags(project, ["data", "photos"])
+    tags = run_context.dvc_tags(project, ["data", "photos"])
     assert tags.keys() == {"dvc.data/a", "dvc.data/b", "dvc.photos", "dvc.data/mine/file"}
-    assert run_origin.dvc_tags(project, ["data/a", "data/c", "photos"]).keys() == {"dvc.data/a", "dvc.photos"}
+    assert run_context.dvc_tags(project, ["data/a", "data/c", "photos"]).keys() == {"dvc.data/a", "dvc.photos"}
     (project / "data/a/file").write_text("changed")
-    assert run_origin.dvc_tags(project, ["data/a", "data/b"]) == {"dvc.data/b": tags["dvc.data/b"]}
+    assert run_context.dvc_tags(project, ["data/a", "data/b"]) == {"dvc.data/b": tags["dvc.data/b"]}
     (project / ".git").rename(project / "no-git")
-    assert run_origin.dvc_tags(project, ["data"]) == {}
+    assert run_context.dvc_tags(project, ["data"]) == {}
 
 
 @pytest.mark.parametrize("damaged", ["- 1\n", "<<<<<<< HEAD\nschema: '2.0'\n=======\n"])
 def test_a_damaged_dvc_lock_is_told_with_the_remedy(project: Path, damaged: str) -> None:
     dvc(project, "init", "-q")
     (project / "dvc.yaml").write_text("stages: {make: {cmd: make, outs: [data/a]}}")
-    assert run_origin.recorded(project) == {}
+    assert run_context.recorded(project) == {}
     (project / "dvc.lock").write_text(damaged)
     with pytest.raises(UserError, match=r"^DVC: .*dvc\.lock.*git checkout"):
-        run_origin.recorded(project)
+        run_context.recorded(project)
 
 
 def test_mlflow_shows_who_ran_which_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,15 +84,15 @@ def test_mlflow_shows_who_ran_which_program(tmp_path: Path, monkeypatch: pytest.
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("USER", "ada")
     monkeypatch.setattr(sys, "argv", ["/somewhere/bin/kedro", "run"])
-    tags = run_origin.tags(tmp_path)
+    tags = run_context.tags(tmp_path)
     assert (tags["mlflow.user"], tags["mlflow.source.name"]) == ("ada", "/somewhere/bin/kedro")
 
 
 def test_the_command_pastes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["/somewhere/bin/kedro", "run", "--params=data.path=my photos,seed=3"])
-    assert run_origin.command() == ".venv/bin/kedro run '--params=data.path=my photos,seed=3'"
+    assert run_context.command() == ".venv/bin/kedro run '--params=data.path=my photos,seed=3'"
     monkeypatch.setattr(sys, "argv", ["/lib/kedro/__main__.py", "run"])
-    assert run_origin.command() == ".venv/bin/kedro run"
+    assert run_context.command() == ".venv/bin/kedro run"
     monkeypatch.setattr(sys, "argv", ["train.py"])
     monkeypatch.setattr(sys, "orig_argv", ["/usr/bin/python", "train.py", "a b"])
-    assert run_origin.command() == "python train.py 'a b'"
+    assert run_context.command() == "python train.py 'a b'"

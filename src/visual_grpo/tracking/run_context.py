@@ -1,6 +1,6 @@
-"""Records where adapters come from: command, commit, uncommitted changes, DVC hashes, versions of libraries.
+"""What is known of a command: command, commit, uncommitted changes, DVC hashes, versions of libraries.
 
-A node gets it as `Running`, and asks neither git nor DVC nor MLflow itself.
+A node gets it as a `RunContext`, and asks neither git nor DVC nor MLflow itself.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ _DVC = "dvc."
 
 
 @dataclass(frozen=True)
-class Running:
-    """A command in the folder of a project; by default it logs to nothing, as in a script."""
+class RunContext:
+    """What a node may know of its command: the project's folder and the MLflow run (by default none)."""
 
     project: Path = field(default_factory=Path.cwd)
-    log: Tracker = field(default_factory=Tracker)
+    tracker: Tracker = field(default_factory=Tracker)
 
     def facts(self, read: Sequence[str | Path]) -> dict[str, str]:
         """Returns the command line, commit, versions and DVC's hashes of what is ``read``, by their names in a
-        record."""
+        provenance."""
         return {"command": command(), **git_tags(self.project), **version_tags(), **dvc_tags(self.project, read)}
 
     def changes(self) -> bytes:
