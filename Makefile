@@ -196,8 +196,9 @@ format: setup  ## Fix style with ruff
 	@$(BIN)/ruff format .
 
 # In the order of the files: xdist would run those with few but long tests last, one after the other.
+# Where bitsandbytes has been added, its tests are test-quantised's all the same.
 test: setup  ## Run the tests on all cores
-	@$(BIN)/pytest --numprocesses=auto --maxprocesses=8 --dist=loadfile --no-loadscope-reorder
+	@$(BIN)/pytest --numprocesses=auto --maxprocesses=8 --dist=loadfile --no-loadscope-reorder --ignore=tests/quantised
 
 test-quantised: quantised  ## Run the tests that need bitsandbytes
 	@$(BIN)/pytest --numprocesses=auto --maxprocesses=8 --dist=loadfile tests/quantised

@@ -236,6 +236,10 @@ def test_an_extended_run_names_the_commands_of_all_its_parts(
     assert "kedro run --pipeline=evaluate`" in judged_by
     facts["parameters"]["rewards"]["second"] = {"function": "engine:read", "judge": True}
     assert "- Judges: second of the total" in model_card(facts, ["ar"]).splitlines()
+    for kept, step in (("best", 1), ("last", 4)):
+        assert f"- Adapter: of the {kept} step ({step})" in model_card(
+            facts | {"adapter": kept, "best_step": 1}, ["ar"]
+        )
 
 
 def test_a_baseline_that_would_not_pair_is_refused_before_anything_is_sampled(project: Project) -> None:

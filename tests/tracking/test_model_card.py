@@ -17,7 +17,7 @@ from tests.hub import hub
 from tests.models.families.glm_image import tiny as glm_image
 from tests.models.families.qwen2_5_vl.tiny import save_qwen2_5_vl
 from tests.models.families.sd3 import tiny as sd3
-from tests.models.families.test_flow_families import CASES, FRAMES
+from tests.models.families.test_flow_families import CASES, FRAMES, quick
 from tests.tracking.toy_adapters import with_facts
 from visual_grpo.common.files import new_folder
 from visual_grpo.config import Parameters
@@ -108,7 +108,7 @@ def same(one: Path, other: Path) -> bool:
     return all(frames)
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, "glm_image", "glm_image of an edit"])
+@pytest.mark.parametrize("family", [*quick(FAMILIES), "glm_image", "glm_image of an edit"])
 def test_the_cards_code_gives_the_picture_of_generate(family: str, tmp_path: Path) -> None:
     name, of_edit = family.partition(" ")[0], family.endswith("edit")
     build, options = CASES.get(name, (glm_image.pipeline, {}))
