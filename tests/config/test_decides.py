@@ -23,7 +23,8 @@ BY_HAND: dict[Decides, str] = {
         data.max_pixels data.max_file_mb data.max_zip_ratio data.max_zip_files""",
     Decides.CONTENT: """
         data.path data.layout data.columns data.split data.held_out_split data.revision data.config data.mask_value
-        data.eval_share data.held_out_share data.sealed_share data.strict data.allow_outside model.path train.start""",
+        data.eval_share data.held_out_share data.sealed_share data.strict data.allow_outside model.path model.lora
+        train.start""",
     Decides.ASKED: "evaluation.images_per_prompt evaluation.max_prompts evaluation.controls",
     Decides.ASKED | Decides.TRAINING: "evaluation.seed",
     Decides.SAMPLES: """

@@ -18,13 +18,15 @@ from tests.models.families.glm_image import tiny as glm_image
 from tests.models.families.qwen2_5_vl.tiny import save_qwen2_5_vl
 from tests.models.families.sd3 import tiny as sd3
 from tests.models.families.test_flow_families import CASES, FRAMES
+from tests.models.test_lora_files import write
 from tests.tracking.toy_adapters import with_facts
+from visual_grpo.common.digests import file_digest
 from visual_grpo.common.files import new_folder
 from visual_grpo.config import Parameters
 from visual_grpo.models.family import find_family
 from visual_grpo.models.run_spec import resolve
 from visual_grpo.pipelines.generate import generate_for_prompts
-from visual_grpo.tracking.model_card import model_card
+from visual_grpo.tracking.model_card import Published, model_card
 from visual_grpo.training.components import load_model
 
 pytestmark = pytest.mark.usefixtures("small_sources")
@@ -56,13 +58,13 @@ def adapted(base: str, task: str = "t2i", frames: int | None = None, **changes: 
         adapter="adapters",
     )
     spec = resolve(config)
-    model: Any = load_model(
-        base, size=(64, 96), frames=frames, fps=12, train=spec.modules, device="cpu", revision=changes.get("revision")
-    )
+    given: Any = {name: changes.get(name) for name in ("revision", "lora")}
+    model: Any = load_model(base, size=(64, 96), frames=frames, fps=12, train=spec.modules, device="cpu", **given)
     for module in spec.modules:
         stir(model.policy(module, rollout=spec.rollout, evaluation=config.sampling.eval))
     model.adapters.save(Path("adapters"))
-    with_facts(Path("adapters"), base, config)
+    merged = {} if given["lora"] is None else {"model_lora": file_digest(Path(given["lora"]))}
+    with_facts(Path("adapters"), base, config, **merged)
     return config
 
 
@@ -145,6 +147,20 @@ def test_the_cards_code_gives_the_answer_of_generate(tmp_path: Path, capsys: pyt
     capsys.readouterr()
     pasted(config, source)
     assert capsys.readouterr().out == listed["answer"] + "\n"
+
+
+def test_the_cards_code_merges_the_lora_of_the_base_model(tmp_path: Path) -> None:
+    pipeline = sd3.pipeline()
+    pipeline.save_pretrained(tmp_path / "base")
+    file = write("diffusers sd3", pipeline, tmp_path / "theirs.safetensors")
+    config = adapted("base", lora=str(file))
+    folder = generated(config, prompt=PROMPT)
+    pasted(config)
+    assert same(folder / "1.png", Path("sample.png"))
+    facts = json.loads(Path("adapters/training.json").read_text())
+    published = model_card(facts, ["dit"], published=Published(repository="me/mine", base=NAME, licence={}))
+    assert f"the LoRA `theirs.safetensors`, sha256 `{file_digest(file)}`" in published
+    assert str(tmp_path) not in published
 
 
 @pytest.mark.filterwarnings("ignore:The `local_dir_use_symlinks` argument")
