@@ -12,7 +12,7 @@ from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 from visual_grpo.common.digests import SINGLE_FILES, on_hub
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.files import settled
-from visual_grpo.common.hub import REFUSALS, refusal, require_space, silence
+from visual_grpo.common.hub import REFUSALS, downloaded, refusal, require_space, silence
 
 SAFETENSORS = ".safetensors"
 _HUB_ID = r"[\w-][\w.-]*/[\w.-]+"
@@ -86,17 +86,18 @@ def _downloaded(repository: str, file: str | None, commit: str | None, parameter
             sizes = {entry.rfilename: entry.size or 0 for entry in info.siblings or ()}
             chosen = _chosen(repository, file, [name for name in sizes if name.endswith(SAFETENSORS)], parameter)
             if not isinstance(huggingface_hub.try_to_load_from_cache(repository, chosen, revision=info.sha), str):
-                require_space(parameter, repository, sizes[chosen])
+                require_space("LoRA", parameter, repository, sizes[chosen])
             known = huggingface_hub.hf_hub_download(repository, chosen, revision=commit)
+            downloaded(repository)
         except REFUSALS as error:
             if not isinstance(known, str):
-                raise UserError(_refused(repository, file, parameter, error)) from error
+                raise UserError(_refused(repository, file, commit, parameter, error)) from error
     snapshot = Path(known).parents[chosen.count("/")]
     return Path(known), f"hf://{repository}@{snapshot.name}/{chosen}"
 
 
-def _refused(repository: str, file: str | None, parameter: str, error: BaseException) -> str:
-    why = refusal("LoRA", parameter, repository, None, error)
+def _refused(repository: str, file: str | None, commit: str | None, parameter: str, error: BaseException) -> str:
+    why = refusal("LoRA", parameter, repository, commit, error)
     if silence(error) or (isinstance(error, RepositoryNotFoundError) and not isinstance(error, GatedRepoError)):
         why += " It is neither a folder nor a file here."
         why += "" if file else f" If it was downloaded, name its file: {parameter}=OWNER/NAME/FILE."
