@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from tests.conftest import stir
 from tests.evaluation.defaults import parameters
 from tests.hub import hub
 from tests.models.families.glm_image import tiny as glm_image
-from tests.models.families.qwen2_5_vl.tiny import save_qwen2_5_vl
+from tests.models.families.qwen2_5_vl.tiny import save_qwen2_5_vl, save_qwen3_vl
 from tests.models.families.sd3 import tiny as sd3
 from tests.models.families.test_flow_families import CASES, FRAMES
 from tests.models.test_lora_files import write
@@ -110,7 +111,7 @@ def same(one: Path, other: Path) -> bool:
     return all(frames)
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, "glm_image", "glm_image of an edit"])
+@pytest.mark.parametrize("family", [*FAMILIES, "flux2_klein of an edit", "glm_image", "glm_image of an edit"])
 def test_the_cards_code_gives_the_picture_of_generate(family: str, tmp_path: Path) -> None:
     name, of_edit = family.partition(" ")[0], family.endswith("edit")
     build, options = CASES.get(name, (glm_image.pipeline, {}))
@@ -132,9 +133,12 @@ def test_the_cards_code_gives_the_picture_of_generate(family: str, tmp_path: Pat
     assert same(drawn, Path("sample").with_suffix(drawn.suffix))
 
 
-def test_the_cards_code_gives_the_answer_of_generate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("save", [save_qwen2_5_vl, save_qwen3_vl])
+def test_the_cards_code_gives_the_answer_of_generate(
+    save: Callable[[Path], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "base").mkdir()
-    save_qwen2_5_vl(tmp_path / "base")
+    save(tmp_path / "base")
     config = adapted("base", "segmentation", options={"max_tokens": 6})
     [source] = pictures(1)
     mask = np.zeros((168, 108), dtype=np.uint8)
