@@ -30,7 +30,8 @@ from visual_grpo.common.videos import SUFFIX, read_frames
 from visual_grpo.evaluation import page, pictures, report
 from visual_grpo.evaluation.samples import read_scores
 
-COLUMNS = 5
+COLUMNS = 3
+"""Of `answers`. With more, prompts are too small on a phone."""
 BLIND = 20
 GREEN, RED = "#1a7f37", "#b3261e"
 WIDTH = 960
@@ -104,7 +105,7 @@ def blind(output: Path) -> list[Image.Image]:
         sources = [folder / path for name, path in page.given(pair).items() if name != "target"]
         shown = [pictures.scaled(pictures.of_file(file)) for file in (*sources, *sides)]
         columns.append([pictures.text(f"{number}. {pair['prompt']}"), *shown])
-    bands = [columns[start : start + 2 * COLUMNS] for start in range(0, len(columns), 2 * COLUMNS)]
+    bands = [columns[start : start + BLIND // 2] for start in range(0, len(columns), BLIND // 2)]
     return [pictures.framed([pictures.table([list(row) for row in zip(*band, strict=True)]) for band in bands])]
 
 

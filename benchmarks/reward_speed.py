@@ -1,4 +1,4 @@
-"""Prints the table of docs/rewards.md: built-in rewards with their seconds for 16 images (or videos of 5 frames).
+"""Prints a table of docs/experiments/speed.md: the seconds of built-in rewards for 16 images (or videos of 5 frames).
 
 Seconds are CPU time with one thread, which other programs on the machine hardly change. Models have their true size and
 drawn weights: the time does not depend on the weights. The first call, which loads the model, is not counted. A reward
@@ -35,39 +35,6 @@ IMAGES, FEW, FRAMES = 16, 2, 5
 SLOW = 1.0
 """Seconds an image from which on few are timed."""
 
-FACTS = {
-    "pixel": ("1 - mean squared error of the pixels", "0 to 1", "target"),
-    "psnr": ("peak signal-to-noise ratio, dB", "0 to 60", "target"),
-    "ssim": ("structure in a window of 11 pixels", "-1 to 1", "target"),
-    "ms_ssim": ("structure at five scales", "0 to 1", "target, 161 pixels a side"),
-    "delta_e": ("minus the mean difference of colours (CIELAB)", "below 0", "target"),
-    "target_layout": ("are the colours where the target has them?", "-1 to 1", "target"),
-    "lpips": ("1 - perceptual distance (AlexNet)", "about 0 to 1", "target"),
-    "source_ssim": ("is the source only copied? A guard", "-1 to 1", "source, else unscored"),
-    "kept_region": ("is an edit's surrounding left as it was?", "0 to 1", "source, metadata `region`"),
-    "clip_score": ("does the image fit the prompt?", "-1 to 1, mostly 0.1 to 0.4", "weights"),
-    "pick_score": ("which image would people pick?", "about 0.7 to 1", "weights"),
-    "hps": ("which image do people prefer?", "about 0.2 to 0.35", "weights"),
-    "aesthetic": ("do people like the image?", "about 1 to 10", "weights"),
-    "dino_identity": ("is it the same subject?", "-1 to 1", "source or target, weights"),
-    "dino_structure": ("is the layout kept?", "-3 to 1, mostly above 0.8", "source or target, weights"),
-    "group_diversity": ("distance to the other samples of the prompt", "0 to 1", "2 samples a prompt"),
-    "object_layout": ("named objects, their number, colour, place", "0 to 1", "a detector, metadata `objects`"),
-    "ocr": ("is the text that was asked for shown?", "0 to 1", "quoted text"),
-    "jpeg_size": ("minus the kilobytes of a JPEG", "below 0", "nothing"),
-    "edge_density": ("share of pixels at an edge: a guard", "0 to 1", "nothing"),
-    "colour_entropy": ("bits of the colour histogram: a guard", "0 to 9", "nothing"),
-    "fine_noise": ("minus the noise in levels of 0..255: a guard", "below 0", "nothing"),
-    "exposure": ("share of pixels neither black nor white: a guard", "0 to 1", "nothing"),
-    "motion_consistency": ("is the change between frames motion?", "0 to 1", "videos"),
-    "motion": ("optical flow, heights a second: a guard", "above 0", "videos"),
-    "flicker": ("minus what the next frame undoes, in levels of 0..255: a guard", "below 0", "videos of 3 frames"),
-    "negative_points": ("masks of an answer's points", "sum of weighted terms", "mask, `data.task=segmentation`"),
-    "votes": ("what people chose", "0 to 1", "[choices](own_reward.md#peoples-choices)"),
-    "http": ("what your worker measures", "the worker's", "a [worker](reward_workers.md)"),
-    "vlm_judge": ("what a rubric asks", "0 to 1", "an [endpoint](reward_workers.md#a-vision-language-model-as-judge)"),
-}
-"""What it measures, range, and what it needs."""
 ELSEWHERE = ("votes", "http", "vlm_judge")
 """Computed from people's choices or by another program, on which the time depends."""
 
@@ -76,18 +43,19 @@ def main() -> None:
     quiet_libraries.silence_libraries()
     torch.set_num_threads(1)
     names = _arguments().names
-    sides = "".join(f" s, {side} px |" for side in SIDES)
-    print(f"| reward | measures | range | needs |{sides}")
-    print("|---" * (4 + len(SIDES)) + "|")
+    print(f"| reward |{''.join(f' {side} px |' for side in SIDES)}")
+    print("|---" * (1 + len(SIDES)) + "|")
     for name in names:
         with tempfile.TemporaryDirectory() as folder:
-            cells = ["-"] * len(SIDES) if name in ELSEWHERE else [f"{each:.2g}" for each in timed(name, Path(folder))]
-        print(f"| {' | '.join([f'`{name}`', *FACTS[name], *cells])} |", flush=True)
+            cells = [f"{each:.2g}" for each in timed(name, Path(folder))]
+        print(f"| {' | '.join([f'`{name}`', *cells])} |", flush=True)
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("names", nargs="*", default=list(FACTS), metavar="NAME")
+    parser.add_argument(
+        "names", nargs="*", default=[name for name in BUILT_IN if name not in ELSEWHERE], metavar="NAME"
+    )
     return parser.parse_args()
 
 
@@ -160,5 +128,4 @@ def answer(side: int) -> TextSample:
 
 
 if __name__ == "__main__":
-    assert set(FACTS) == set(BUILT_IN), set(FACTS) ^ set(BUILT_IN)
     main()

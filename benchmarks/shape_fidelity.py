@@ -3,7 +3,7 @@
 Where both samples of a pair show the asked shape, and no other, its outline is compared with the ideal one. For each
 seed of `seeds.py` a row per measure; with the verdict, the control and all right of the evaluation beside them.
 A model that learns to obey "small" draws smaller shapes, and an outline that is as uneven in pixels deviates more from
-a smaller ideal. So each measure is repeated for the pairs whose shapes have one size.
+a smaller ideal. So each measure is repeated for the pairs whose shapes both have the asked size, as the guard does.
 
     python benchmarks/shape_fidelity.py FOLDER/seed-0 FOLDER/seed-1 --choice all
 
@@ -22,6 +22,7 @@ import math
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -32,14 +33,12 @@ from visual_grpo.common.images import read_image, to_tensor
 from visual_grpo.evaluation.comparison import cluster_ids
 from visual_grpo.evaluation.paired import PairedDifference, paired_difference
 from visual_grpo.evaluation.report import all_pairs
-from visual_grpo.starter.shapes.outline import contours, fills
+from visual_grpo.starter.shapes.outline import contours, fills, shape_and_size
 from visual_grpo.starter.shapes.render import RADII, SHAPES
 
 Contour = NDArray[np.int32]
 _DIRECTIONS = 90
-_SIZE = "size"
-_OTHER_SIZE = math.sqrt(max(RADII.values()) / min(RADII.values()))
-"""Ratio of lengths from which two shapes are of different sizes, one small and one large."""
+_ASKED_SIZE = "has the asked size"
 
 
 def main() -> None:
@@ -68,27 +67,28 @@ def measured(baseline: Path, trained: Path) -> dict[str, PairedDifference]:
     """Returns each measure's paired difference over the held-out pairs at the eval sampler; a cluster is a prompt."""
     pairs = all_pairs(baseline, trained)
     pairs = pairs[(pairs["split"] == "held_out") & (pairs["sampler"] == "eval")]
-    shapes = [next(shape for shape in SHAPES if shape in prompt.split()) for prompt in pairs["prompt"]]
     before, after = (
-        pd.DataFrame([_measures(side / file, shape) for file, shape in zip(files, shapes, strict=True)])
+        pd.DataFrame([_measures(side / file, prompt) for file, prompt in zip(files, pairs["prompt"], strict=True)])
         for side, files in ((baseline, pairs["file_baseline"]), (trained, pairs["file_trained"]))
     )
     clusters = cluster_ids(pairs.reset_index(drop=True))
     differences = {name: paired_difference(before[name], after[name], clusters) for name in MEASURES}
-    is_same_size = np.abs(np.log(after[_SIZE] / before[_SIZE])) < math.log(_OTHER_SIZE)
-    alike = before[is_same_size].reindex(before.index)
+    alike = before[before[_ASKED_SIZE] & after[_ASKED_SIZE]].reindex(before.index)
     return differences | {
-        f"{name}, same size": paired_difference(alike[name], after[name], clusters) for name in MEASURES
+        f"{name}, asked size": paired_difference(alike[name], after[name], clusters) for name in MEASURES
     }
 
 
-def _measures(file: Path, asked: str) -> dict[str, float]:
+def _measures(file: Path, prompt: str) -> dict[str, Any]:
     """NaN unless the picture shows the asked shape alone."""
-    found = contours(to_tensor(read_image(file)))
-    if len(found) != 1 or SHAPES[int(np.argmax(fills(found[0])))] != asked:
-        return dict.fromkeys((*MEASURES, _SIZE), math.nan)
-    size = {_SIZE: math.sqrt(cv2.contourArea(found[0]))}
-    return size | {name: measure(found[0], asked) for name, measure in MEASURES.items()}
+    asked, asked_size = (next(word for word in words if word in prompt.split()) for words in (SHAPES, RADII))
+    image = to_tensor(read_image(file))
+    found = contours(image)
+    shown = [shape_and_size(contour, image) for contour in found]
+    if [shape for shape, _ in shown] != [asked]:
+        return {**dict.fromkeys(MEASURES, math.nan), _ASKED_SIZE: False}
+    values = {name: measure(found[0], asked) for name, measure in MEASURES.items()}
+    return {**values, _ASKED_SIZE: shown[0][1] == asked_size}
 
 
 def _fill(contour: Contour, shape: str) -> float:

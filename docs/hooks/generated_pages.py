@@ -19,6 +19,7 @@ from visual_grpo.common.importing import load_attribute
 from visual_grpo.common.types import Needs
 from visual_grpo.config import Parameters
 from visual_grpo.rewards.catalogue import BUILT_IN
+from visual_grpo.rewards.judges import FAMILIES
 
 PARAMETERS = """# Parameters
 
@@ -34,6 +35,17 @@ REWARDS = """# Built-in rewards
 
 Name one of them in the section `rewards` of the parameters. Its options are the entries of `rewards.NAME.options`.
 [Your reward](../own_reward.md) explains how to write another.
+"""
+
+JUDGES = """
+## Families for judges
+
+Built-in rewards and [workers](../reward_workers.md#the-workers), by question and family. A
+[judge](../own_reward.md#judges) answers the same question by a different family. Brackets hold the rubric of
+[`vlm_judge`](../reward_workers.md#a-vision-language-model-as-judge).
+
+| question | family | rewards |
+|---|---|---|
 """
 
 LICENCES = """
@@ -63,7 +75,12 @@ def parameters_page(values: dict[str, Any]) -> str:
 
 def rewards_page(licences: str) -> str:
     rewards = "".join(_reward(name, path) for name, path in BUILT_IN.items())
-    return f"{REWARDS}{rewards}{LICENCES}{licences}\n"
+    judges = "".join(
+        f"| {question} | {family} | {', '.join(f'`{name}`' for name in names)} |\n"
+        for question, families in FAMILIES.items()
+        for family, names in families.items()
+    )
+    return f"{REWARDS}{rewards}{JUDGES}{judges}{LICENCES}{licences}\n"
 
 
 def _section(name: str, model: type[BaseModel], values: Any, purpose: str) -> Iterator[str]:

@@ -14,9 +14,10 @@ import json
 import platform
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
+from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -28,8 +29,10 @@ from visual_grpo.config import GRPOConfig, ModelConfig, Parameters, flatten, mer
 from visual_grpo.config.adapter_folder import CODE, COMMIT, FILE
 from visual_grpo.config.decides import PIPELINES, Decides, decides, declared, is_of_the_command
 from visual_grpo.config.presets import AUTO
-from visual_grpo.models.run_spec import RunSpec
 from visual_grpo.rewards.catalogue import is_negative_points, reward_commits, transport_of
+
+if TYPE_CHECKING:
+    from visual_grpo.models.run_spec import RunSpec
 
 Provenance = Mapping[str, Any]
 """A record."""
@@ -342,6 +345,7 @@ def _numerics(device_name: str, few_bits: bool) -> str:
     return ", ".join([f"python {platform.python_version()}", *versions, f"{device.type} {hardware}"])
 
 
+@cache
 def _version(library: str) -> str:
     try:
         return metadata.version(library)

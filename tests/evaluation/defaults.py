@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import deepcopy
+from functools import cache
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -21,8 +23,14 @@ FILE = Path(__file__).parents[2] / "conf" / "base" / "parameters.yml"
 
 def parameters(**changes: Any) -> Parameters:
     """The default parameters with changed leaves, as in ``parameters(grpo={"steps": 2})``."""
-    tree = yaml.safe_load(FILE.read_text(encoding="utf-8")) | {"seed": 0}
-    return Parameters.model_validate(with_world(merged(tree, changes)))
+    return Parameters.model_validate(with_world(merged(deepcopy(_tree()) | {"seed": 0}, changes)))
+
+
+@cache
+def _tree() -> dict[str, Any]:
+    """Reading it takes longer than validating it."""
+    tree: dict[str, Any] = yaml.safe_load(FILE.read_text(encoding="utf-8"))
+    return tree
 
 
 def samples_record(config: Parameters, commits: Mapping[str, Any] | None = None, **report: Any) -> dict[str, Any]:

@@ -220,6 +220,8 @@ def test_another_folder_and_an_unknown_pipeline_are_refused(monkeypatch: pytest.
         done = CliRunner().invoke(run, [option])
         assert done.exit_code == 1
         assert "The pipeline 'trian' does not exist. Did you mean 'train'? Pipelines: starter," in done.output
+    done = CliRunner().invoke(run, ["--pipeline=train,evaluate"])
+    assert "does not exist. Name several with --pipelines=train,evaluate. Pipelines:" in done.output
     # Kedro finds the project from a folder below, but relative paths would not be its own.
     monkeypatch.chdir(root / "docs")
     done = CliRunner().invoke(run, ["--pipeline=baseline"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.small_project import ROOT
+from visual_grpo.operations.signature import SignatureError, sign, verify
 
 SIGNED = ("changes.diff", "last/SHA256SUMS", "last/model.safetensors", "model.safetensors", "\xe9 'a' \\ b.json")
 
@@ -42,7 +44,7 @@ def make(target: str, folder: Path, key: Path) -> subprocess.CompletedProcess[st
 
 def resigned(folder: Path) -> None:
     """By a key that is not the owner's."""
-    make("sign", folder, folder.parent / "other.pem")
+    sign(folder, folder.parent / "other.pem")
 
 
 def behind_a_link(folder: Path) -> None:
@@ -96,12 +98,18 @@ def test_a_folder_that_is_not_what_was_signed_is_refused(
 ) -> None:
     shutil.copytree(signed, tmp_path, dirs_exist_ok=True)
     folder = tmp_path / "adapters"
-    before = make("verify", folder, tmp_path / "public.pem")
-    assert (before.returncode, before.stdout) == (0, "Verified\n"), before.stderr
+    verify(folder, tmp_path / "public.pem")
     tamper(folder)
-    done = make("verify", folder, tmp_path / "public.pem")
+    with pytest.raises(SignatureError, match=re.escape(told)):
+        verify(folder, tmp_path / "public.pem")
+
+
+def test_the_command_fails_with_the_reason(signed: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(signed / "adapters", tmp_path / "adapters")
+    (folder / "new").touch()
+    done = make("verify", folder, signed / "public.pem")
     assert done.returncode != 0
-    assert told in done.stderr
+    assert "added: 'new'" in done.stderr
     assert "Verified" not in done.stdout
 
 
@@ -128,7 +136,6 @@ def test_what_cannot_be_verified_is_not_signed(
     shutil.copytree(signed, tmp_path, dirs_exist_ok=True)
     before = (tmp_path / "adapters/SHA256SUMS").read_bytes()
     spoil(tmp_path / "adapters")
-    done = make("sign", tmp_path / "adapters", tmp_path / "key.pem")
-    assert done.returncode != 0
-    assert told in done.stderr
+    with pytest.raises(SignatureError, match=told):
+        sign(tmp_path / "adapters", tmp_path / "key.pem")
     assert (tmp_path / "adapters/SHA256SUMS").read_bytes() == before

@@ -51,11 +51,11 @@ def catalog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DataCatalog:
     monkeypatch.setattr(pretrain_vl, "POOL", 20)
     monkeypatch.setattr(pretrain_vl, "_BATCH", 4)
     changes = {
-        "starter": {"records_per_prompt": 4, "vl_steps": 2},
+        "starter": {"records_per_prompt": 4, "vl_steps": 1},
         "model": {"options": {"max_tokens": 6}},
-        "grpo": {"steps": 2, "prompts_per_step": 2, "group_size": 3},
-        "evaluation": {"prompts": 2, "max_prompts": 4, "images_per_prompt": 1, "bootstrap_samples": 100},
-        "tracking": {"images_every": 1},
+        "grpo": {"steps": 1, "prompts_per_step": 2, "group_size": 3},
+        "evaluation": {"prompts": 2, "max_prompts": 2, "images_per_prompt": 1, "bootstrap_samples": 100},
+        "tracking": {"images_every": 0},
         "data": {"held_out_share": 0.3, "eval_share": 0.2},
     }
     config = loaded("negative_points", output=str(tmp_path), **changes)
@@ -71,6 +71,7 @@ def catalog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DataCatalog:
     return DataCatalog(entries)
 
 
+@pytest.mark.slow
 def test_from_scenes_to_an_evaluation(catalog: DataCatalog, tmp_path: Path) -> None:
     for name in FLOW:
         run_nodes(register_pipelines()[name], catalog)

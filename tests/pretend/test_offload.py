@@ -27,7 +27,7 @@ SLOW = ["ar", "dit", "alternating", "joint", "checkpointed", "sd3", "flux", "flu
 
 
 def offloaded(folder: Path, changes: Any) -> Any:
-    return config_of(folder, "cuda:0", **{**changes, "model": {"offload": "phases"}})
+    return config_of(folder, "cuda:0", **{**changes, "model": {**changes.get("model", {}), "offload": "phases"}})
 
 
 @contextmanager
@@ -51,6 +51,8 @@ def test_networks_that_take_turns_train_the_same(
     request: pytest.FixtureRequest, tmp_path: Path, source_images: list[Path], name: str
 ) -> None:
     fixture, changes = CASES[name]
+    if name in FAST:
+        changes = {**changes, "grpo": {"updates_per_rollout": 1}}
     folder = request.getfixturevalue(fixture)
     records = records_of(source_images if "task" in changes.get("data", {}) else ())
     expected = train(config_of(tmp_path, "cpu", **changes), folder, records)
@@ -135,7 +137,8 @@ def test_a_host_keeps_each_tensor_in_a_power_of_two_once() -> None:
 
 def test_what_is_trained_keeps_its_identity_and_its_place(sd3_folder: Path, tmp_path: Path) -> None:
     components.build_model(resolve(config_of(tmp_path, "cpu", **CASES["sd3"][1]), str(sd3_folder)))  # Imports.
-    spec = resolve(offloaded(tmp_path, {**CASES["sd3"][1], "grpo": {"steps": 2}}), str(sd3_folder))
+    few = {"steps": 2, "updates_per_rollout": 1, "prompts_per_step": 1, "kl_weight": 0.0}
+    spec = resolve(offloaded(tmp_path, {**CASES["sd3"][1], "grpo": few}), str(sd3_folder))
     with Accelerator():
         model: Any = components.build_model(spec)
         scorer = RewardSet({"brightness": (score, 1.0)})

@@ -21,6 +21,7 @@ from visual_grpo.models.tokens import generation
 from visual_grpo.models.tokens.generation import EOS_CHECK_INTERVAL
 
 FLOW: Mapping[str, Any] = {"kinds": ["flow"]}
+SD3: Mapping[str, Any] = {**FLOW, "model": {"options": {"max_sequence_length": 32}}}
 EDITS: Mapping[str, Any] = {**FLOW, "data": {"task": "i2i"}}
 VL: Mapping[str, Any] = {
     "kinds": ["tokens"],
@@ -40,8 +41,8 @@ CASES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "alternating": ("pipeline_folder", {}),
     "joint": ("pipeline_folder", {"policy": {"stages": "joint"}}),
     "checkpointed": ("pipeline_folder", {"policy": {"stages": "joint", "gradient_checkpointing": True}}),
-    "sd3": ("sd3_folder", FLOW),
-    "matching": ("sd3_folder", {**FLOW, **MATCHING}),
+    "sd3": ("sd3_folder", SD3),
+    "matching": ("sd3_folder", {**SD3, **MATCHING}),
     "qwen_image": ("qwen_image_folder", FLOW),
     "flux": ("flux_folder", FLOW),
     "flux2_klein": ("flux2_klein_folder", FLOW),

@@ -27,13 +27,6 @@ def test_the_table_names_rewards_and_workers_that_exist_each_once() -> None:
     assert [name for name in named if named.count(name) > 1] == ["imagereward"] * 2, "one answer for each reward"
 
 
-def test_the_page_shows_the_table() -> None:
-    lines = (ROOT / "docs/own_reward.md").read_text(encoding="utf-8").splitlines()
-    for question, families in FAMILIES.items():
-        cells = "; ".join(f"{family}: {', '.join(f'`{kind}`' for kind in kinds)}" for family, kinds in families.items())
-        assert f"| {question} | {cells} |" in lines
-
-
 @pytest.mark.parametrize(
     ("rewards", "optimised", "missing"),
     [

@@ -1,4 +1,4 @@
-"""The page of rewards lists what is built in, as the command that makes its table says."""
+"""The pages of rewards list what is built in, its seconds and its licences."""
 
 from __future__ import annotations
 
@@ -22,23 +22,26 @@ def speed() -> dict[str, Any]:
         sys.path.remove(str(ROOT / "benchmarks"))
 
 
-def test_the_table_is_that_of_the_command_for_every_built_in_reward(speed: dict[str, Any]) -> None:
-    lines = (ROOT / "docs" / "rewards.md").read_text(encoding="utf-8").splitlines()
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| `")]
-    listed = {row[0].strip("`"): row[1:4] for row in rows if len(row) == 6}
-    assert listed == {name: [cell.strip() for cell in facts] for name, facts in speed["FACTS"].items()}
-    assert set(listed) == set(BUILT_IN), "add the reward to FACTS in benchmarks/reward_speed.py and its row to the page"
-    for row in rows:
-        timed = row[0].strip("`") not in speed["ELSEWHERE"]
-        assert len(row) != 6 or all(float(cell) >= 0 for cell in row[4:] if timed)
+def rows_after(page: str, head: str) -> dict[str, list[str]]:
+    """The rows of the table whose head begins with ``head``: the name in the first cell -> the other cells."""
+    table = (ROOT / "docs" / page).read_text(encoding="utf-8").split(f"\n| {head} |", 1)[1].split("\n\n", 1)[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
+    return {row[0].strip("`"): row[1:] for row in rows}
 
 
-def test_everything_that_is_loaded_has_its_licence(speed: dict[str, Any]) -> None:
+def test_every_built_in_reward_is_explained_and_timed(speed: dict[str, Any]) -> None:
+    assert set(rows_after("rewards.md", "reward")) == set(BUILT_IN)
+    seconds = rows_after("experiments/speed.md", "reward")
+    assert set(seconds) == set(BUILT_IN) - {*speed["ELSEWHERE"]}
+    assert all(float(cell) >= 0 for cells in seconds.values() for cell in cells)
+
+
+def test_everything_that_is_loaded_has_its_licence() -> None:
     licences = runpy.run_path(str(ROOT / "benchmarks" / "reward_licences.py"))
     listed = {name for row in licences["LICENCES"] for name in re.findall("`([a-z0-9_]+)`", row[1])}
     page = (ROOT / "docs" / "reward_workers.md").read_text(encoding="utf-8")
     shipped = {name for name in re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE) if (ROOT / "workers" / name).is_dir()}
-    loading = {name for name, facts in speed["FACTS"].items() if "weights" in facts[2]}
+    loading = {name for name, (_, _, needs) in rows_after("rewards.md", "reward").items() if "weights" in needs}
     assert listed == loading | (shipped - {"template"}) | {"lpips", "ocr"}
 
 

@@ -35,6 +35,7 @@ BOTH = ("ar", "dit")
         ),
         ({}, ("ar",), None, {"modules.ar.learning_rate": 7e-4}, "lr7e-4 seed 0 ar grpo 80 steps"),
         ({}, ("ar",), None, {"reward": "text"}, "reward=text seed 0 ar grpo 80 steps lr7e-4"),
+        ({}, ("ar",), None, {"grpo.target_kl": None}, "target_kl=null seed 0 ar grpo 80 steps lr7e-4"),
         ({}, ("ar",), None, dict.fromkeys("abcd", 1), "a=1 b=1 c=1 ... seed 0 ar grpo 80 steps lr7e-4"),
         ({}, (), "text", {}, "seed 0 text starter+baseline+labels+score"),
     ],

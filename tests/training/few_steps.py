@@ -37,7 +37,7 @@ def parameters(folder: Path, **changes: Any) -> Parameters:
             "schedule": "cosine",
         },
         "evaluation": {"every": 2, "prompts": 2, "images_per_prompt": 1},
-        "tracking": {"checkpoint_every": 2, "checkpoints": str(folder / "checkpoints")},
+        "tracking": {"checkpoint_every": 2, "images_every": 0, "checkpoints": str(folder / "checkpoints")},
     }
     for key, value in changes.items():
         if isinstance(value, dict):

@@ -94,13 +94,14 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def test_a_run_that_is_stopped_twice_is_the_uninterrupted_one(pipeline_folder: Path, tmp_path: Path) -> None:
-    whole = make_run(parameters(tmp_path / "whole"), pipeline_folder)
+    few = {"steps": 4}
+    whole = make_run(parameters(tmp_path / "whole", grpo=few), pipeline_folder)
     execute(whole, tmp_path / "whole" / "out")
 
-    stops = sorted(random.Random().sample(range(1, STEPS), 2))
+    stops = sorted(random.Random().sample(range(1, 4), 2))
     resume, done = "never", 0
     for stop, number in zip(stops, (signal.SIGINT, signal.SIGTERM), strict=True):
-        part = make_run(parameters(tmp_path / "parts", resume=resume), pipeline_folder)
+        part = make_run(parameters(tmp_path / "parts", grpo=few, resume=resume), pipeline_folder)
         assert part.checkpoints.completed_steps() == done
         notes = execute(part, tmp_path / f"unused-{stop}", interrupt_at(stop, number))
         assert (part.stopped_by, part.trainer.step) == (number, stop)
@@ -108,7 +109,7 @@ def test_a_run_that_is_stopped_twice_is_the_uninterrupted_one(pipeline_folder: P
         resume, done = "auto", stop
         random.seed(99)
 
-    last = make_run(parameters(tmp_path / "parts", resume="auto"), pipeline_folder)
+    last = make_run(parameters(tmp_path / "parts", grpo=few, resume="auto"), pipeline_folder)
     execute(last, tmp_path / "parts" / "out")
     assert last.stopped_by is None
     assert contents(tmp_path / "parts" / "out") == contents(tmp_path / "whole" / "out"), f"stopped after steps {stops}"

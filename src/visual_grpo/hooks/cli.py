@@ -91,7 +91,8 @@ def _checked(command: Callable[..., Any] | None) -> Callable[..., Any]:
         for name in named:
             if name not in pipelines:
                 known = _pipelines()
-                hint = nearest_hint(name, known)
+                several = f" Name several with --pipelines={name}." if "," in name else ""
+                hint = several or nearest_hint(name, known)
                 raise click.ClickException(f"The pipeline {name!r} does not exist.{hint} Pipelines: {', '.join(known)}")
         if chosen := {option: kwargs[name] for name, option in _CHOOSING.items() if kwargs.get(name)}:
             whole = sum((pipelines[name] for name in named or ["__default__"]), Pipeline([]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -177,7 +178,9 @@ def run_name(
 
 
 def _short(value: object) -> str:
-    return shorten(str(value), _LONGEST_VALUE, placeholder="...")
+    """As ``--params`` takes it: null, not None."""
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return shorten(text, _LONGEST_VALUE, placeholder="...")
 
 
 def _scientific(number: float) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +13,7 @@ from visual_grpo import provenance
 from visual_grpo.common import console
 from visual_grpo.common.errors import UserError, counted
 from visual_grpo.common.types import PromptRecord
-from visual_grpo.config import EvaluationConfig, Parameters, PromotionConfig
+from visual_grpo.config import Parameters
 from visual_grpo.config.adapter_folder import CODE, COMMIT, FILE, NONE, modules_of, read_facts
 from visual_grpo.config.decides import Decides
 from visual_grpo.data.manifest import RecordTable, prompt_hash, read_seen
@@ -124,13 +122,6 @@ def sample_model(
             batch_size=settings.batch_size,
             advance=bar.advance,
         )
-
-
-def gate_settings(promotion: PromotionConfig, evaluation: EvaluationConfig) -> str:
-    """Returns a digest (64 hex digits) of the parameters that decide a gate."""
-    rule = promotion.model_dump(mode="json", exclude={"candidate", "model", "alias", "base_copy_mb"})
-    generated = evaluation.model_dump(mode="json", include={"seed", "images_per_prompt"})
-    return hashlib.sha256(json.dumps([rule, generated], sort_keys=True).encode()).hexdigest()
 
 
 def reward_differences(champion: ComparedModel, candidate: ComparedModel) -> list[str]:

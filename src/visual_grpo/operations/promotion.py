@@ -30,10 +30,9 @@ from visual_grpo.operations.candidates import (
 )
 from visual_grpo.operations.command import Command
 from visual_grpo.tracking.adapter_lookup import Registered
-from visual_grpo.tracking.registry import Registry
+from visual_grpo.tracking.registry import NOT_PROMOTED, Registry
 
 CHAMPION, BASE_MODEL = "champion", "base model"
-NOT_PROMOTED = 3
 
 
 class NotPromotedError(UserError):

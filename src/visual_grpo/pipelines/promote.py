@@ -16,7 +16,7 @@ from visual_grpo.config.adapter_folder import weights_digest
 from visual_grpo.data.manifest import RecordTable
 from visual_grpo.data.splits import HELD_OUT
 from visual_grpo.evaluation import report
-from visual_grpo.operations.candidates import ComparedModel, gate_settings, judge_differences
+from visual_grpo.operations.candidates import ComparedModel, judge_differences
 from visual_grpo.operations.promotion import (
     NotPromotedError,
     check_number_of_gates,
@@ -28,7 +28,7 @@ from visual_grpo.operations.promotion import (
     samples_folder,
 )
 from visual_grpo.starter.world_defaults import default_parameters
-from visual_grpo.tracking.registry import Registry
+from visual_grpo.tracking.registry import Registry, gate_settings
 
 
 def create_pipeline() -> Pipeline:

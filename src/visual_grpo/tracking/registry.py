@@ -5,6 +5,8 @@ Each call may be repeated after a crash: files are uploaded before a version nam
 
 from __future__ import annotations
 
+import hashlib
+import json
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -15,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.files import require_no_links
-from visual_grpo.config import PromotionConfig
+from visual_grpo.config import EvaluationConfig, PromotionConfig
 from visual_grpo.config.adapter_folder import adapter_digest, check_weights, modules_of, read_facts, weights_digest
 from visual_grpo.config.pipelines import CHAMPION
 from visual_grpo.tracking import mlflow_api
@@ -34,6 +36,8 @@ RETRAINED = "retrained.for"
 GATE = "gate."
 """Prefix of a registered model's tags for the gate's decisions: ``gate.DIGEST.SETTINGS`` -> date, or `UNDATED`."""
 UNDATED = "when the clock was wrong"
+NOT_PROMOTED = 3
+"""Exit code of a gate that did not promote its candidate."""
 _TOLERANCE = timedelta(hours=1)
 """By which clocks of several machines may differ."""
 FROM_FACTS = {
@@ -44,6 +48,13 @@ FROM_FACTS = {
     "command": "command",
 }
 """Tag of a version -> the fact of the training that it repeats."""
+
+
+def gate_settings(promotion: PromotionConfig, evaluation: EvaluationConfig) -> str:
+    """Returns a digest (64 hex digits) of the parameters that decide a gate."""
+    rule = promotion.model_dump(mode="json", exclude={"candidate", "model", "alias", "base_copy_mb"})
+    generated = evaluation.model_dump(mode="json", include={"seed", "images_per_prompt"})
+    return hashlib.sha256(json.dumps([rule, generated], sort_keys=True).encode()).hexdigest()
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from visual_grpo.common.errors import LostRankError
 from visual_grpo.common.types import Rollout
 from visual_grpo.grpo.distributed import ranks, torchrun
 from visual_grpo.grpo.distributed.rollouts import _joined
+from visual_grpo.grpo.losses import LOSSES
 
 ROOT = Path(__file__).parents[3]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'src'}"}
@@ -51,11 +52,17 @@ def test_the_updates_of_a_joined_rollout_take_turns_as_those_of_its_parts() -> N
 
 @pytest.mark.parametrize("processes", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_results_are_those_of_one_process_and_all_listen_on_the_loopback(processes: int, tmp_path: Path) -> None:
-    """Also those of a sharded model: starting processes takes seconds."""
-    jobs = [toys.Job(toys.train_every_way, {"kind": kind}) for kind in ("SeededTokens", "SeededSteps")]
-    jobs += [toys.Job(toys.signal_gradient), toys.Job(toys.train_every_way, {"kind": "LayeredTokens"}, sharded=True)]
+    """Also those of a sharded model, and the error of a single rank: starting processes takes seconds."""
+    losses = ["gspo"] if processes == 2 else sorted(LOSSES)  # Whole rows; dapo, of all tokens, is one of the options.
+
+    def train(kind: str, sharded: bool = False) -> toys.Job:
+        return toys.Job(toys.train_every_way, {"kind": kind, "losses": losses}, sharded)
+
+    jobs = [train("SeededTokens"), train("SeededSteps"), toys.Job(toys.signal_gradient), train("LayeredTokens", True)]
     *alone, gradient, whole = [job.compute(None, **job.arguments) for job in jobs]
-    *together, same, sharded, listening = run(tmp_path, processes, *jobs, toys.Job(toys.listening))
+    more = toys.Job(toys.listening), toys.Job(toys.an_error_that_is_caught)
+    *together, same, sharded, listening, told = run(tmp_path, processes, *jobs, *more)
+    assert re.fullmatch(rf"the disk is full\nProcess 2 of {processes} failed:\nTraceback (?s:.*)", told)
     for (one, _), (many, _) in zip(whole, sharded, strict=True):
         torch.testing.assert_close(many, one, rtol=0, atol=1e-6)
     loopback = ("0100007F:", "00000000000000000000000001000000:")  # 127.0.0.1 and ::1: nobody else may connect.
@@ -72,13 +79,14 @@ def test_results_are_those_of_one_process_and_all_listen_on_the_loopback(process
             assert [prompt.id for prompt in other.prompts] == [prompt.id for prompt in step.prompts]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "said"),
     [
         ("user", "UserError: the disk is full"),
-        pytest.param("memory", "MemoryError: no more", marks=pytest.mark.slow),
-        pytest.param("bug", "ZeroDivisionError: a bug", marks=pytest.mark.slow),
-        pytest.param("alone", "UserError: only here", marks=pytest.mark.slow),
+        ("memory", "MemoryError: no more"),
+        ("bug", "ZeroDivisionError: a bug"),
+        ("alone", "UserError: only here"),
     ],
 )
 def test_an_error_of_any_rank_ends_all(how: str, said: str, tmp_path: Path) -> None:

@@ -144,7 +144,7 @@ def tiny_sd3(folder: Path | str, **given: Any) -> Any:
         "policy": {"flow": {"window_steps": 1}},
         "sampling": {"rollout": {"steps": 2}, "eval": {"steps": 2}},
         "grpo": {"prompts_per_step": 2, "group_size": 2, "micro_batch_size": 2},
-        "evaluation": {"batch_size": 2, "prompts": 2, "max_prompts": None},
+        "evaluation": {"batch_size": 2, "prompts": 2, "max_prompts": None, "controls": []},
         "plan": {"gpu": None, "prompt_words": 5},
     }
     return parameters_of("sd3", {**few, **given})

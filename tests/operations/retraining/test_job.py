@@ -17,10 +17,9 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.common.processes import OutOfTimeError, ProgramError
 from visual_grpo.config.adapter_folder import weights_digest
 from visual_grpo.data.manifest import write_manifest
-from visual_grpo.operations.candidates import gate_settings
 from visual_grpo.operations.retraining.job import Code, DataRefusedError, Retraining
 from visual_grpo.operations.retraining.project import Project
-from visual_grpo.tracking.registry import Registry
+from visual_grpo.tracking.registry import Registry, gate_settings
 
 pytestmark = pytest.mark.slow
 

@@ -233,3 +233,13 @@ def test_every_step_towards_a_circle_is_worth_something_and_what_lies_between_is
     assert (shapes.values.diff() > 0.005).all()
     assert (rendering.values[1:].diff() > 0.02).all(), "of the square at the start, it is the other way round"
     assert shapes.parts["shape"].tolist() == [0, 0, 1, 1, 1]
+
+
+def test_an_outline_is_where_the_eye_sees_it() -> None:
+    """At half of the colour's height, wherever a weak glow around it ends."""
+    asked = Combination(color="red", shape="circle", position="center", size="large")
+    drawn = image(asked)
+    glowing = drawn.clone()
+    glowing[:, 56:72, 96:112] = mixed(drawn, 0.55)[:, 56:72, 56:72]
+    plain, glows = RenderingReward()([record(asked)] * 2, [drawn, glowing]).values.tolist()
+    assert glows > 0.9 * plain

@@ -28,11 +28,9 @@ from visual_grpo.data import drift
 from visual_grpo.data.datasets import RecordsDataset
 from visual_grpo.data.drift import profile_of, read_profile
 from visual_grpo.data.splits import HELD_OUT
-from visual_grpo.operations.candidates import gate_settings
-from visual_grpo.operations.promotion import NOT_PROMOTED
 from visual_grpo.operations.retraining.project import Project
 from visual_grpo.tracking.adapter_lookup import Registered
-from visual_grpo.tracking.registry import Registry
+from visual_grpo.tracking.registry import NOT_PROMOTED, Registry, gate_settings
 from visual_grpo.tracking.run_origin import dvc_imports
 
 PATIENCE = 600.0  # Seconds that a stopped command has for its checkpoint: it finishes the step.

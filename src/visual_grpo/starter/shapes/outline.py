@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from visual_grpo.common.types import PromptRecord, Sample
-from visual_grpo.starter.shapes.render import BACKGROUND, SHAPES
+from visual_grpo.starter.shapes.render import AREAS, BACKGROUND, RADII, SHAPES
 from visual_grpo.starter.shapes.shapes_reward import DrawnReward
 
 _LEAST_DISTANCE = 0.15
@@ -26,9 +26,10 @@ _ZOOM = 4
 class OutlineGuard(DrawnReward):
     """Share of the smallest enclosing circle, rectangle or triangle that an asked shape fills; of several, their mean.
 
-    It is 1 for a perfect shape, and falls as outlines bulge, sag or lose corners. Unscored are images whose shapes are
-    not those that the metadata ask for: a model that learns to render more triangles must not seem to render worse
-    squares. Rectangles may be turned, and triangles have any angles.
+    It is 1 for a perfect shape, and falls as outlines bulge, sag or lose corners. Unscored are images whose shapes, or
+    sizes of them, are not those that the metadata ask for. A model that learns to render more triangles must not seem
+    to render worse squares, nor one that learns to render small shapes worse ones: an outline that is equally uneven in
+    pixels fills less of a smaller figure. Rectangles may be turned, and triangles have any angles.
     """
 
     name, guard = "outline", "its shapes are less well formed"
@@ -38,18 +39,25 @@ class OutlineGuard(DrawnReward):
 
 
 def _well_formed(record: PromptRecord, image: Tensor) -> float:
-    found = [fills(contour) for contour in contours(image)]
-    shown = sorted(SHAPES[int(np.argmax(filled))] for filled in found)
+    found = contours(image)
+    shown = sorted(shape_and_size(contour, image) for contour in found)
     if not shown or shown != asked_shapes(record):
         return math.nan
-    return float(np.mean([max(filled) for filled in found]))
+    return float(np.mean([max(fills(contour)) for contour in found]))
 
 
-def asked_shapes(record: PromptRecord) -> list[str]:
-    """Returns the shapes that should be in the picture, in the order of text."""
+def asked_shapes(record: PromptRecord) -> list[tuple[str, str]]:
+    """Returns (shape, size) of what should be in the picture, in the order of text."""
     subject = [] if record.metadata.get("edit") == "remove" else [record.metadata]
     other = record.metadata.get("other")
-    return sorted(thing["shape"] for thing in [*subject, *([] if other is None else [other])])
+    return sorted((thing["shape"], thing["size"]) for thing in [*subject, *([] if other is None else [other])])
+
+
+def shape_and_size(contour: NDArray[np.int32], image: Tensor) -> tuple[str, str]:
+    """Returns the shape whose enclosing figure a contour of ``image``, [3, H, W], fills best, and the nearest size."""
+    shape = SHAPES[int(np.argmax(fills(contour)))]
+    radius = math.sqrt(cv2.contourArea(contour) / AREAS[shape]) / (_ZOOM * min(image.shape[-2:]))
+    return shape, min(RADII, key=lambda size: abs(RADII[size] - radius))
 
 
 def contours(image: Tensor) -> list[NDArray[np.int32]]:

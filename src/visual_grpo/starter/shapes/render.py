@@ -7,6 +7,7 @@ side apart.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -26,7 +27,9 @@ COLORS: Mapping[str, tuple[int, int, int]] = {
     "yellow": (230, 210, 40),
     "purple": (180, 60, 200),
 }
-SHAPES = ("circle", "square", "triangle")
+AREAS: Mapping[str, float] = {"circle": math.pi, "square": 4.0, "triangle": 2.0}
+"""Of the shapes with radius 1."""
+SHAPES = tuple(AREAS)
 CENTERS: Mapping[str, tuple[float, float]] = {
     "left": (0.25, 0.5),
     "right": (0.75, 0.5),

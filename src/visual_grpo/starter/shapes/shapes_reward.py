@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,10 +13,12 @@ from torch import Tensor
 
 from visual_grpo.common.errors import UserError, counted
 from visual_grpo.common.types import PromptRecord, RewardOutput, Sample
-from visual_grpo.starter.shapes.render import ATTRIBUTES, BACKGROUND, CENTERS, CHANGES, COLORS, RADII, VOCABULARY
+from visual_grpo.starter.shapes.render import AREAS, ATTRIBUTES, BACKGROUND, CENTERS, CHANGES, COLORS, RADII, VOCABULARY
 
 _GRID = 64
 """Least number of cells along the shorter side of the grid on which images are judged, if they have as many pixels."""
+_FINE_GRID = 128
+"""The same where outlines are judged."""
 _OBJECT = 0.3
 """RGB distance (0..1 per channel) from the background above which a cell belongs to the object."""
 _MIN_AREA = 0.006
@@ -81,12 +82,12 @@ class Objects:
         return self.mask.sum((1, 2)) * (self.x[1] - self.x[0]).square()
 
 
-def find_objects(images: Tensor) -> Objects:
+def find_objects(images: Tensor, grid: int = _GRID) -> Objects:
     """Finds the objects in images, uint8 [B, 3, H, W]."""
     height, width = images.shape[-2:]
     short = min(height, width)
     # Whole pixels in a cell: windows that overlap would let shapes grow by a cell on some sides.
-    pixels = max(1, short // _GRID)
+    pixels = max(1, short // grid)
     rgb = F.avg_pool2d(images.float() / 255, pixels).permute(0, 2, 3, 1)
     mask = (rgb - torch.tensor(BACKGROUND) / 255).square().sum(-1) > _OBJECT**2
     y, x = ((torch.arange(count) + 0.5) * (pixels / short) for count in rgb.shape[1:3])
@@ -162,7 +163,7 @@ def _fit_templates(objects: Objects) -> tuple[Tensor, Tensor, Tensor]:
     count, area = mask.sum((1, 2)).clamp(min=1), objects.area
     centroid_x = (mask.sum(1) * objects.x).sum(1) / count
     centroid_y = (mask.sum(2) * objects.y).sum(1) / count
-    radius = torch.stack([(area / math.pi).sqrt(), area.sqrt() / 2, (area / 2).sqrt()], 1)
+    radius = torch.stack([(area / unit).sqrt() for unit in AREAS.values()], 1)
     above = centroid_y - radius[:, 2] / 3  # A triangle's centroid is below its centre.
     center_y = torch.stack([centroid_y, centroid_y, above], 1)
     center = torch.stack([centroid_x[:, None].expand(-1, 3), center_y], -1)
@@ -348,8 +349,8 @@ def _batchable_rows(samples: Sequence[Tensor], asked: Sequence[_Asked]) -> list[
 
 class RenderingReward(DrawnReward):
     """How cleanly an object is rendered, 0..1, whichever it is: the mean closeness of its colour to the nearest named
-    one, times the square of how well formed the nearest shape is. Of two objects it is the mean, each in its half of
-    the image. A missing object counts as 0, and a blank image as 1 if nothing was asked for.
+    one, times the square of how well formed the nearest shape is, at half of its height. Of two objects it is the
+    mean, each in its half of the image. A missing object counts as 0, and a blank image as 1 if nothing was asked for.
 
     The square weighs outlines as much as colours: they have less room above the base model's. The reward differs
     between decodes of the same tokens, where ``shapes`` mostly judges what the tokens determine.
@@ -362,13 +363,23 @@ class RenderingReward(DrawnReward):
 
 
 def _cleanness(record: PromptRecord, image: Tensor) -> Tensor:
-    asked, objects = _asked(record), find_objects(image[None])
+    asked, objects = _asked(record), find_objects(image[None], _FINE_GRID)
     subject, other = asked.regions
     regions = [subject] * (asked.edit != "remove") + [other] * (asked.other is not None)
     parts = [restricted(objects, torch.tensor([region])) for region in regions or [REGIONS.index("whole")]]
     return torch.stack([torch.where(has_object(part), _clean(part), float(not regions))[0] for part in parts]).mean()
 
 
+def _at_half_height(objects: Objects) -> Objects:
+    """The same objects, each up to half of its own distance from the background.
+
+    The eye sees an outline there. At a fixed distance, an outline would move outwards as its colour gets stronger.
+    """
+    inside, distance = _inside(objects), (objects.rgb - torch.tensor(BACKGROUND) / 255).square().sum(-1).sqrt()
+    height = (distance * inside).sum((1, 2)) / inside.sum((1, 2)).clamp(min=1)
+    return replace(objects, mask=objects.mask & (distance > height[:, None, None] / 2))
+
+
 def _clean(objects: Objects) -> Tensor:
-    iou, _, _ = _fit_templates(objects)
+    iou, _, _ = _fit_templates(_at_half_height(objects))
     return nearness(objects, color_distances(objects).amin(-1)) * well_formed(iou.amax(1)).square()

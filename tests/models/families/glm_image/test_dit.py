@@ -135,12 +135,12 @@ def test_the_unconditional_branch_carries_no_gradient(pipeline_folder: Path) -> 
 
 
 def test_a_drawn_window_and_a_share_are_the_same_for_all_rows_and_vary_between_rollouts(pipeline_folder: Path) -> None:
-    sampler = ROLLOUT.model_copy(update={"steps": 6})
+    sampler = ROLLOUT.model_copy(update={"steps": 6, "guidance_scale": 1.0})
     flow = FlowConfig(window_start=None, window_steps=3, train_share=0.6)
     policy = policy_with(pipeline_folder, sampler, flow=flow)
     generator = torch.Generator().manual_seed(0)
     seen = set()
-    for _ in range(6):
+    for _ in range(4):
         got = policy.rollout(RECORDS[:1], 2, generator)
         assert got.log_probs.shape == (2, 2)
         assert max(got.trajectory.steps) < 5
@@ -239,7 +239,7 @@ def test_the_guidance_of_token_samples_may_be_another(pipeline_folder: Path) -> 
     """Of the pictures that they become; the second stage's own training is not touched by it."""
     images = []
     for guidance, apart in ((1.5, None), (1.5, 1.0), (1.0, None)):
-        rollout = ROLLOUT.model_copy(update={"guidance_scale": guidance})
+        rollout = ROLLOUT.model_copy(update={"guidance_scale": guidance, "steps": 2})
         config = PolicyConfig(decode_guidance_scale=apart)
         given: dict[str, Any] = {"size": SIZE, "policy": config, "rollout": rollout, "device": "cpu"}
         tokens = load_policy(str(pipeline_folder), module="ar", **given)

@@ -34,7 +34,7 @@ def half(folder: Path, module: str) -> Any:
 
 def first_step(policy: Any, **changes: Any) -> dict[str, float]:
     config = GRPOConfig(
-        steps=1, prompts_per_step=3, group_size=4, learning_rate=1e-2, kl_weight=0.01, updates_per_rollout=2, **changes
+        steps=1, prompts_per_step=3, group_size=2, learning_rate=1e-2, kl_weight=0.01, updates_per_rollout=2, **changes
     )
     trainer = GRPOTrainer(policy, RewardSet({"brightness": (brightness, 1.0)}), config)
     return dict(next(trainer.fit(RECORDS)).values)
@@ -58,7 +58,7 @@ def test_the_first_ratio_is_exactly_one(pipeline_folder: Path, module: str, micr
 def test_half_precision_trains(pipeline_folder: Path, module: str, dtype: Dtype) -> None:
     policy: Any = load_policy(str(pipeline_folder), module=module, size=SIZE, dtype=dtype, device="cpu")
     assert {parameter.dtype for parameter in policy.trainable_parameters()} == {torch.float32}
-    config = GRPOConfig(steps=2, prompts_per_step=3, group_size=4, learning_rate=1e-3)
+    config = GRPOConfig(steps=2, prompts_per_step=3, group_size=2, learning_rate=1e-3)
     before = policy.adapter_state_dict()
     trainer = GRPOTrainer(policy, RewardSet({"b": (brightness, 1.0)}), config)
     assert (trainer.dtype, trainer.optimizer.scaler.is_enabled()) == (dtype, dtype == "float16")
