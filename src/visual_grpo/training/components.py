@@ -251,6 +251,7 @@ def load_policy(
     kl_reference: bool = False,
     family: str = "auto",
     revision: str | None = None,
+    lora: str | None = None,
     options: dict[str, object] | None = None,
     dtype: Dtype = "float32",
     device: str = "auto",
@@ -263,6 +264,7 @@ def load_policy(
         size: (height, width) in pixels, multiples of 32.
         frames: of a video, and how many a second (``fps``, which LTX-Video reads); None = images.
         revision: branch, tag or commit of a hub id; None = main.
+        lora: a LoRA that is merged into the model, as the parameter ``model.lora`` names it; None = none.
         rollout: how training samples are generated; None = 4 denoising steps at guidance 1.5, temperature 1.
         kl_reference: needed where ``GRPOConfig.kl_weight`` is above 0.
     """
@@ -280,6 +282,7 @@ def load_policy(
         train=[name],
         family=family,
         revision=revision,
+        lora=lora,
         options=options,
         dtype=dtype,
         device=device,
