@@ -44,6 +44,7 @@ RUNTIME = {SOURCES: "source files of this project", NUMERICS: "versions of libra
 INPUTS = {
     "model_digest": (Decides.CONTENT | Decides.SAMPLES | Decides.TRAINING, "base model"),
     "model_content": (Decides.SAMPLES | Decides.TRAINING, "files of the base model"),
+    "model_lora": (Decides.SAMPLES | Decides.TRAINING, "LoRA in the base model"),
     "data": (Decides.CONTENT | Decides.ASKED | Decides.SAMPLES | Decides.TRAINING, "data"),
     "start": (Decides.TRAINING, "adapters at the start"),
     "family_code": (Decides.SAMPLES | Decides.TRAINING, "code of the family"),
@@ -89,6 +90,7 @@ def inputs(
         "model": base_model["model"],
         "model_digest": base_model["digest"],
         "model_content": base_model["content"],
+        "model_lora": base_model.get("lora"),
         "data": data,
         "start": start,
         "device": device_kind(config.model.device),

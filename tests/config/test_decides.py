@@ -24,7 +24,8 @@ BY_HAND = {
     # What is read, whose digests are compared in its place.
     "named own": """
         data.path data.layout data.columns data.split data.held_out_split data.revision data.config data.mask_value
-        data.eval_share data.held_out_share data.sealed_share data.strict data.allow_outside model.path train.start""",
+        data.eval_share data.held_out_share data.sealed_share data.strict data.allow_outside model.path model.lora
+        train.start""",
     # Which samples are asked for.
     "named again unpaired rejudged": "evaluation.images_per_prompt evaluation.max_prompts evaluation.controls",
     "named again unpaired retrained refused rejudged": "evaluation.seed",

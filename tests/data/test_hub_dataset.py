@@ -10,9 +10,11 @@ import pytest
 
 from tests.data.making import data_config
 from tests.data.test_layouts import refusal
-from tests.hub import COMMIT, FILES, hub, hub_at
+from tests.hub import COMMIT, FILES, RESET, hub, hub_at
+from visual_grpo.common.errors import UserError
+from visual_grpo.config.pipelines import GenerateConfig
 from visual_grpo.data.manifest import RecordTable
-from visual_grpo.data.preparation import Preparation
+from visual_grpo.data.preparation import Preparation, ad_hoc_records
 from visual_grpo.data.record import Record
 from visual_grpo.data.sources import find_records
 
@@ -86,3 +88,29 @@ def test_what_was_read_last_is_not_taken_for_what_the_hub_has_now(tmp_path: Path
     later = {"kind": "datasets", "commit": "f" * 40}
     with hub(NAME, folder, refused=FILES, **later):  # type: ignore[arg-type]
         assert f"cannot be read at commit {'f' * 40}: only 0123" in refusal(PATH)
+
+
+@pytest.mark.parametrize(
+    ("files", "refused", "said"),
+    [
+        (ONE, (401, "GatedRepo"), "acme/pictures is gated"),
+        (ONE, (401, "RepoNotFound"), "the hub has no dataset acme/pictures"),
+        (ONE, (429, ""), "the hub answers 429"),
+        (ONE, RESET, "the download of acme/pictures broke off"),
+        (ONE | {"pictures.py": ""}, None, "acme/pictures is a script"),
+        (TWO, None, "has the configurations en, fr"),
+    ],
+)
+def test_an_error_names_the_parameter_that_names_the_dataset(
+    files: dict[str, str], refused: tuple[int, str] | None, said: str, tmp_path: Path
+) -> None:
+    folder = repository(tmp_path / "repository", files)
+    prepared = ad_hoc_records(PATH, data_config("elsewhere"), "generate.prompts")
+    with hub(NAME, folder, kind="datasets", refused=refused), pytest.raises(UserError, match=said) as told, prepared:
+        pass
+    assert str(told.value).startswith("generate.prompts: ")
+    assert "data.path" not in str(told.value)
+
+
+def test_prompts_to_generate_are_named_by_the_page_of_a_dataset() -> None:
+    assert GenerateConfig(prompts="https://huggingface.co/datasets/acme/pictures").prompts == PATH

@@ -2,7 +2,8 @@
 
 The layouts' sources: file lists that public programs pin for these repositories, by commit and checksum or for an exact
 download, such as mlx-gen's for stable-diffusion-3.5 (ceddf0a7), modiff's studio_execution_spec.py (FLUX.1-dev, Kontext,
-FLUX.2 klein, GLM-Image, Wan 2.1), Z-Image.swift's (Z-Image), NewGenAI's for LTX-Video, and the model cards.
+FLUX.2 klein, GLM-Image, Wan 2.1), Z-Image.swift's (Z-Image), NewGenAI's for LTX-Video, a ComfyUI node's for
+Qwen3-VL-2B-Instruct (89644892), and the model cards.
 """
 
 from __future__ import annotations
@@ -55,6 +56,8 @@ _VL = (
         *("tokenizer_config.json", "vocab.json"),
     ),
 )
+
+_VL_3 = ("Qwen3VLProcessor", (*_VL[1], "video_preprocessor_config.json"))
 
 Reader = tuple[str, tuple[str, ...]]
 """The class that model_index.json names, and the files."""
@@ -121,6 +124,7 @@ RELEASED = {
         "glm_image", lambda folder: _saved(glm_image.pipeline(), folder), {"tokenizer": _BYTES, "processor": _GLM}
     ),
     "Qwen/Qwen2.5-VL-7B-Instruct": Released("qwen2_5_vl", qwen2_5_vl.save_qwen2_5_vl, {".": _VL}),
+    "Qwen/Qwen3-VL-8B-Instruct": Released("qwen2_5_vl", qwen2_5_vl.save_qwen3_vl, {".": _VL_3}),
 }
 
 
@@ -154,7 +158,7 @@ def rewrite(folder: Path, kind: str, files: tuple[str, ...]) -> None:
         _split(folder, kind, files)
     if kind in ("ByT5Tokenizer", "T5Tokenizer"):
         (folder / "added_tokens.json").write_text("{}")
-    if kind == "Qwen2_5_VLProcessor":
+    if kind in ("Qwen2_5_VLProcessor", "Qwen3VLProcessor"):
         template = (folder / "chat_template.jinja").read_text()
         (folder / "chat_template.json").write_text(json.dumps({"chat_template": template}))
     weights = {file for file in folder.iterdir() if file.suffix == ".safetensors" or "model." in file.name}
@@ -172,6 +176,7 @@ def _split(folder: Path, kind: str, files: tuple[str, ...]) -> None:
         "Qwen2TokenizerFast": "Qwen2Tokenizer",
         "Qwen2VLProcessor": "Qwen2Tokenizer",
         "Qwen2_5_VLProcessor": "Qwen2Tokenizer",
+        "Qwen3VLProcessor": "Qwen2Tokenizer",
         "GlmImageProcessor": "PreTrainedTokenizerFast",
     }.get(kind, kind)
     config.pop("backend", None)

@@ -17,16 +17,26 @@ from torch import Tensor
 
 from tests.evaluation.defaults import parameters
 from tests.evaluation.painter import brightness
+from tests.hub import COMMIT, counted, hub
+from tests.models.families.qwen2_5_vl.tiny import save_qwen2_5_vl
 from tests.models.families.test_flow_families import CASES, SIZE
+from visual_grpo import provenance
+from visual_grpo.common.digests import file_digest
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import GRPOConfig, LoraParams, PolicyConfig, SamplerConfig
+from visual_grpo.config.adapter_folder import FACTS
+from visual_grpo.config.decides import PIPELINES
 from visual_grpo.grpo.trainer import GRPOTrainer
 from visual_grpo.models.family import find_family
-from visual_grpo.models.lora_files import read_lora, require_startable, start_from
+from visual_grpo.models.lora_files import read_lora, start_from
+from visual_grpo.models.lora_fit import require_startable
+from visual_grpo.models.model import Model
 from visual_grpo.models.run_spec import RunSpec, resolve
+from visual_grpo.operations.preflight.check import check_model, pinned
+from visual_grpo.pipelines.starter import build
 from visual_grpo.rewards.combine import RewardSet
-from visual_grpo.training.components import load_model
+from visual_grpo.training.components import build_model, check_unchanged, load_model
 
 RANK, ALPHA = 4, 2.0
 SAMPLER = SamplerConfig(steps=3, guidance_scale=4.0)
@@ -121,7 +131,7 @@ def write(name: str, pipeline: Any, file: Path) -> Path:
 def test_a_file_has_the_effect_that_diffusers_gives_it(name: str, tmp_path: Path) -> None:
     family, pipeline = find_family(name.split()[1]), CASES[name.split()[1]][0]()
     file = write(name, pipeline, tmp_path / "theirs.safetensors")
-    lora = read_lora(family, file)
+    lora = read_lora(family.saved_as[0], file)
     pipeline.load_lora_weights(str(tmp_path), weight_name=file.name, adapter_name="theirs")
     layers = {n: layer for n, layer in pipeline.transformer.named_modules() if isinstance(layer, LoraLayer)}
     assert set(layers) == set(lora.layers) == {each for names, _ in FILES[name]() for each in names.split()}
@@ -131,7 +141,7 @@ def test_a_file_has_the_effect_that_diffusers_gives_it(name: str, tmp_path: Path
 
 
 @pytest.mark.parametrize("name", ["diffusers sd3", "kohya qwen_image", "ai-toolkit z_image"])
-def test_a_file_is_trained_on_from_the_pictures_that_it_gives_when_merged(name: str, tmp_path: Path) -> None:
+def test_a_file_is_trained_on_from_the_pictures_that_it_gives_when_it_is_merged(name: str, tmp_path: Path) -> None:
     family = find_family(name.split()[1])
     pipeline = CASES[family.name][0]()
     pipeline.save_pretrained(tmp_path / "base")
@@ -144,15 +154,19 @@ def test_a_file_is_trained_on_from_the_pictures_that_it_gives_when_merged(name: 
 
     config = PolicyConfig(lora=LoraParams(rank=6, alpha=12))
     models = {
-        base: load_model(str(tmp_path / base), size=SIZE, train=["dit"], policy=config, device="cpu")
-        for base in ("base", "merged")
+        which: load_model(str(tmp_path / base), size=SIZE, train=["dit"], policy=config, lora=lora, device="cpu")
+        for which, base, lora in (
+            ("base", "base", None),
+            ("by diffusers", "merged", None),
+            ("merged", "base", str(file)),
+        )
     }
     without = models["base"].generate(RECORDS, [0, 1, 2], SAMPLER)
-    lora = read_lora(family, file)
+    lora = read_lora(family.saved_as[0], file)
     start_from(models["base"].adapters["dit"], lora)
-    started, merged = (models[base].generate(RECORDS, [0, 1, 2], SAMPLER) for base in ("base", "merged"))
-    for one, other, before in zip(started, merged, without, strict=True):
-        assert int((one.int() - other.int()).abs().max()) <= 1, "rounding"
+    started, theirs, merged = (model.generate(RECORDS, [0, 1, 2], SAMPLER) for model in models.values())
+    for one, *same, before in zip(started, theirs, merged, without, strict=True):
+        assert all(int((one.int() - other.int()).abs().max()) <= 1 for other in same), "rounding"
         assert int((one.int() - before.int()).abs().max()) > 3
 
     policy = models["base"].policy("dit", rollout=SAMPLER, evaluation=SAMPLER, kl_reference=True)
@@ -164,6 +178,10 @@ def test_a_file_is_trained_on_from_the_pictures_that_it_gives_when_merged(name: 
     after = policy.adapter_state_dict()
     assert not any(torch.equal(after[key], before[key]) for layer in lora.layers for key in after if layer in key)
 
+    policy = models["merged"].policy("dit", rollout=SAMPLER, evaluation=SAMPLER, kl_reference=True)
+    [step] = GRPOTrainer(policy, RewardSet({"brightness": (brightness, 1.0)}), grpo).fit(RECORDS)
+    assert step.values["kl"] < 1e-6, "the reference is the model with the LoRA"
+
 
 @pytest.fixture(scope="module")
 def sd3(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
@@ -174,11 +192,11 @@ def sd3(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return folder / "base", write("diffusers sd3", pipeline, folder / "theirs.safetensors")
 
 
-def spec_of(base: Path, **lora: Any) -> RunSpec:
+def spec_of(base: Path, merged: Path | str | None = None, **lora: Any) -> RunSpec:
     sampling = {name: {"temperature": None} for name in ("rollout", "eval")}
     return resolve(
         parameters(
-            model={"path": str(base), "device": "cpu"},
+            model={"path": str(base), "device": "cpu", "lora": merged if merged is None else str(merged)},
             modules={"dit": None},
             sampling=sampling,
             evaluation={"controls": []},
@@ -208,8 +226,16 @@ REFUSED: list[tuple[str, Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]],
     ("LoKr", lambda _: {"lycoris_a.lokr_w1": ADDED}, "is a LoKr"),
     ("biases", lambda t: {**t, "transformer.a.lora_B.bias": ADDED}, "is a LoRA with biases"),
     ("whole weights", lambda t: {**t, "transformer.a.diff": ADDED}, "is a LoRA with whole weights"),
-    ("one more prefix", lambda t: {f"model.diffusion_model.{n}": v for n, v in t.items()}, "is not a LoRA of sd3 in"),
-    ("SDXL", changed(transformer="unet"), "not a LoRA of sd3 in names that diffusers converts .unknown tensor unet"),
+    (
+        "one more prefix",
+        lambda t: {f"model.diffusion_model.{n}": v for n, v in t.items()},
+        "is not a LoRA of a StableDiffusion3P.* in",
+    ),
+    (
+        "SDXL",
+        changed(transformer="unet"),
+        "not a LoRA of a Stable.* in names that diffusers converts .unknown tensor unet",
+    ),
     ("half a pair", changed(lora_B="lora_X"), "unknown tensor .*lora_X"),
     ("without B", lambda t: {k: v for k, v in t.items() if "lora_A" in k}, "half of a pair is missing: transf"),
     ("another depth", changed(_blocks="_blocks.9"), "half of a pair"),
@@ -239,14 +265,14 @@ def test_a_damaged_file_a_pattern_of_scales_and_a_family_without_files_are_refus
     _, theirs = sd3
     (tmp_path / "cut.safetensors").write_bytes(theirs.read_bytes()[:-9])
     with pytest.raises(UserError, match="is not an intact file in safetensors"):
-        read_lora(find_family("sd3"), tmp_path / "cut.safetensors")
+        read_lora("StableDiffusion3Pipeline", tmp_path / "cut.safetensors")
     told = {f"transformer.{key}": value for key, value in {"r": 4, "lora_alpha": 8, "target_modules": ["a"]}.items()}
     metadata = json.dumps(told | {"transformer.alpha_pattern": {"a": 3}})
     save_file(load_file(theirs), tmp_path / "own.safetensors", metadata={"lora_adapter_metadata": metadata})
     with pytest.raises(UserError, match="its configuration sets alpha_pattern"):
-        read_lora(find_family("sd3"), tmp_path / "own.safetensors")
-    with pytest.raises(UserError, match="diffusers reads no LoRA files for the family glm_image"):
-        read_lora(find_family("glm_image"), theirs)
+        read_lora("StableDiffusion3Pipeline", tmp_path / "own.safetensors")
+    with pytest.raises(UserError, match="diffusers reads no LoRA files for a GlmImagePipeline"):
+        read_lora("GlmImagePipeline", theirs)
 
 
 def test_a_file_that_is_larger_than_the_trained_adapter_names_what_to_set(sd3: tuple[Path, Path]) -> None:
@@ -258,3 +284,65 @@ def test_a_file_that_is_larger_than_the_trained_adapter_names_what_to_set(sd3: t
         require_startable(spec_of(base, rank=RANK, target_modules=["attn.to_q"]), theirs)
     named = str(told.value).partition("target_modules=[")[2].partition("]")[0].split(",")
     require_startable(spec_of(base, rank=RANK, target_modules=named), theirs)
+
+
+def test_a_merged_file_is_a_part_of_the_base_model_in_every_record(sd3: tuple[Path, Path], tmp_path: Path) -> None:
+    base, theirs = sd3
+    specs = spec_of(base), spec_of(base, merged=shutil.copy(theirs, tmp_path))
+    made = [build(spec.config.starter, spec.config.data, spec.config.model, 0) for spec in specs]
+    without, merged = (provenance.of(spec, model, "data") for spec, model in zip(specs, made, strict=True))
+    for pipeline in ("baseline", "train"):
+        found = provenance.differences(without, merged, PIPELINES[pipeline])
+        assert provenance.described(found) == ["base model", "LoRA in the base model"]
+    digest = file_digest(theirs)
+    with pytest.raises(UserError, match=f"has no LoRA merged into it, and had the LoRA with the sha256 {digest[:12]}"):
+        check_unchanged(made[1], specs[0])
+
+    load_model(str(base), size=SIZE, train=["dit"], lora=str(theirs), device="cpu").adapters.save(tmp_path / "adapters")
+    (tmp_path / "adapters" / FACTS).write_text(json.dumps(merged))
+    build_model(specs[1], tmp_path / "adapters")
+    for used in (lambda: build_model(specs[0], tmp_path / "adapters"), lambda: load(base, tmp_path / "adapters")):
+        with pytest.raises(UserError, match=f"LoRA with the sha256 {digest[:12]} merged .*Set model.lora to the file"):
+            used()
+
+    check_unchanged(made[1], specs[1])
+    save_file({name: tensor * 2 for name, tensor in load_file(theirs).items()}, tmp_path / theirs.name)
+    with pytest.raises(UserError, match=f"has the LoRA .* and had the LoRA with the sha256 {digest[:12]}"):
+        check_unchanged(made[1], specs[1])
+
+
+def load(base: Path, adapters: Path) -> Model:
+    return load_model(str(base), size=SIZE, adapters=adapters, device="cpu")
+
+
+def test_a_file_on_the_hub_is_merged_as_it_was_at_the_start_of_the_command(
+    sd3: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base, theirs = sd3
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "repository").mkdir()
+    shutil.copy(theirs, tmp_path / "repository")
+    with hub("someone/lora", tmp_path / "repository"):
+        config, _ = pinned(spec_of(base, merged="someone/lora").config)
+    assert config.model.lora == f"hf://someone/lora@{COMMIT}/{theirs.name}"
+    with counted() as requests:
+        assert build(config.starter, config.data, config.model, 0)["lora"] == file_digest(theirs)
+    assert requests == []
+
+
+def test_a_merged_file_that_does_not_fit_is_told_before_weights_are_loaded(
+    sd3: tuple[Path, Path], tmp_path: Path
+) -> None:
+    base, theirs = sd3
+    check_model(spec_of(base, merged=theirs).config)
+    save_file(changed(blocks="blocks.4")(load_file(theirs)), tmp_path / "cut.safetensors")
+    with pytest.raises(UserError, match="half of a pair is missing"):
+        check_model(spec_of(base, merged=tmp_path / "cut.safetensors").config)
+    with pytest.raises(UserError, match=r"model\.lora is latest, which names no LoRA: expected FILE"):
+        check_model(spec_of(base, merged="latest").config)
+
+
+def test_a_family_that_merges_nothing_says_so(tmp_path: Path) -> None:
+    save_qwen2_5_vl(tmp_path)
+    with pytest.raises(UserError, match=r"model\.lora is a\.safetensors, and this family has not merged it"):
+        load_model(str(tmp_path), size=SIZE, lora="a.safetensors", device="cpu")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +16,18 @@ from tests.conftest import stir
 from tests.evaluation.defaults import parameters
 from tests.hub import hub
 from tests.models.families.glm_image import tiny as glm_image
-from tests.models.families.qwen2_5_vl.tiny import save_qwen2_5_vl
+from tests.models.families.qwen2_5_vl.tiny import save_qwen2_5_vl, save_qwen3_vl
 from tests.models.families.sd3 import tiny as sd3
 from tests.models.families.test_flow_families import CASES, FRAMES, quick
+from tests.models.test_lora_files import write
 from tests.tracking.toy_adapters import with_facts
+from visual_grpo.common.digests import file_digest
 from visual_grpo.common.files import new_folder
 from visual_grpo.config import Parameters
 from visual_grpo.models.family import find_family
 from visual_grpo.models.run_spec import resolve
 from visual_grpo.pipelines.generate import generate_for_prompts
-from visual_grpo.tracking.model_card import model_card
+from visual_grpo.tracking.model_card import Published, model_card
 from visual_grpo.training.components import load_model
 
 pytestmark = pytest.mark.usefixtures("small_sources")
@@ -56,13 +59,13 @@ def adapted(base: str, task: str = "t2i", frames: int | None = None, **changes: 
         adapter="adapters",
     )
     spec = resolve(config)
-    model: Any = load_model(
-        base, size=(64, 96), frames=frames, fps=12, train=spec.modules, device="cpu", revision=changes.get("revision")
-    )
+    given: Any = {name: changes.get(name) for name in ("revision", "lora")}
+    model: Any = load_model(base, size=(64, 96), frames=frames, fps=12, train=spec.modules, device="cpu", **given)
     for module in spec.modules:
         stir(model.policy(module, rollout=spec.rollout, evaluation=config.sampling.eval))
     model.adapters.save(Path("adapters"))
-    with_facts(Path("adapters"), base, config)
+    merged = {} if given["lora"] is None else {"model_lora": file_digest(Path(given["lora"]))}
+    with_facts(Path("adapters"), base, config, **merged)
     return config
 
 
@@ -108,7 +111,7 @@ def same(one: Path, other: Path) -> bool:
     return all(frames)
 
 
-@pytest.mark.parametrize("family", [*quick(FAMILIES), "glm_image", "glm_image of an edit"])
+@pytest.mark.parametrize("family", [*quick(FAMILIES), "flux2_klein of an edit", "glm_image", "glm_image of an edit"])
 def test_the_cards_code_gives_the_picture_of_generate(family: str, tmp_path: Path) -> None:
     name, of_edit = family.partition(" ")[0], family.endswith("edit")
     build, options = CASES.get(name, (glm_image.pipeline, {}))
@@ -130,9 +133,12 @@ def test_the_cards_code_gives_the_picture_of_generate(family: str, tmp_path: Pat
     assert same(drawn, Path("sample").with_suffix(drawn.suffix))
 
 
-def test_the_cards_code_gives_the_answer_of_generate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("save", [save_qwen2_5_vl, save_qwen3_vl])
+def test_the_cards_code_gives_the_answer_of_generate(
+    save: Callable[[Path], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "base").mkdir()
-    save_qwen2_5_vl(tmp_path / "base")
+    save(tmp_path / "base")
     config = adapted("base", "segmentation", options={"max_tokens": 6})
     [source] = pictures(1)
     mask = np.zeros((168, 108), dtype=np.uint8)
@@ -145,6 +151,20 @@ def test_the_cards_code_gives_the_answer_of_generate(tmp_path: Path, capsys: pyt
     capsys.readouterr()
     pasted(config, source)
     assert capsys.readouterr().out == listed["answer"] + "\n"
+
+
+def test_the_cards_code_merges_the_lora_of_the_base_model(tmp_path: Path) -> None:
+    pipeline = sd3.pipeline()
+    pipeline.save_pretrained(tmp_path / "base")
+    file = write("diffusers sd3", pipeline, tmp_path / "theirs.safetensors")
+    config = adapted("base", lora=str(file))
+    folder = generated(config, prompt=PROMPT)
+    pasted(config)
+    assert same(folder / "1.png", Path("sample.png"))
+    facts = json.loads(Path("adapters/training.json").read_text())
+    published = model_card(facts, ["dit"], published=Published(repository="me/mine", base=NAME, licence={}))
+    assert f"the LoRA `theirs.safetensors`, sha256 `{file_digest(file)}`" in published
+    assert str(tmp_path) not in published
 
 
 @pytest.mark.filterwarnings("ignore:The `local_dir_use_symlinks` argument")

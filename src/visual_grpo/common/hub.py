@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Literal
@@ -55,7 +56,9 @@ def refusal(kind: Kind, named: str, path: str, revision: str | None, error: Base
         login = "" if logged_in else ", then run `hf auth login` or set HF_TOKEN"
         return f"{named}: {path} is gated, and {who}. Accept its licence at {page}{login}."
     if isinstance(error, RevisionNotFoundError):
-        place = f"{named.rpartition('.')[0]}.revision"
+        place = {"dataset": "data.revision", "LoRA": f"the commit in {named}"}.get(
+            kind, f"{named.rpartition('.')[0]}.revision"
+        )
         return f"{place} is {revision!r}, which is not a branch, tag or commit of {path} ({page}/commits)."
     if isinstance(error, RepositoryNotFoundError):
         who = "your token does not show it to you" if logged_in else "it needs a token (`hf auth login`, or HF_TOKEN)"
@@ -84,21 +87,63 @@ def silence(error: BaseException) -> str | None:
     return None
 
 
-def require_space(named: str, path: str, missing: int) -> None:
-    """Raises UserError where the cache cannot take ``missing`` bytes of a model."""
+Coming = dict[str, tuple[str, int]]
+"""Repository -> the parameter that names it, and the bytes that are to be downloaded of it."""
+_coming: Coming | None = None
+"""What the command will download; None outside `added_up`."""
+
+
+@contextmanager
+def added_up() -> Iterator[Coming]:
+    """Within the block, `require_space` asks for space for all that it was asked for since the block began."""
+    global _coming
+    before, _coming = _coming, {}
+    try:
+        yield _coming
+    finally:
+        _coming = before
+
+
+def require_space(kind: Kind, named: str, path: str, missing: int) -> None:
+    """Raises UserError where the cache cannot take ``missing`` bytes of ``path``."""
     cache = Path(constants.HF_HUB_CACHE)
-    blobs = cache / repo_folder_name(repo_id=path, repo_type="model") / "blobs"
+    blobs = cache / repo_folder_name(repo_id=path, repo_type="dataset" if kind == "dataset" else "model") / "blobs"
     place = next(folder for folder in (blobs, *blobs.parents) if folder.exists())
     try:
         with TemporaryFile(dir=place):
             free = shutil.disk_usage(place).free
     except OSError as error:
         raise UserError(not_stored(named, path, error)) from error
-    if missing > free:
+    others = {} if _coming is None else {other: entry for other, entry in _coming.items() if other != path}
+    if missing + _size(others) > free:
+        beside = f" beside {_listed_sizes(others)}" if others else ""
         raise UserError(
-            f"{named}: {shown_size(missing)} of {path} are to be downloaded into {cache}, where {shown_size(free)} are"
-            " free. Free some space, or set HF_HOME to a folder on a larger disk."
+            f"{named}: {shown_size(missing)} of {path} are to be downloaded{beside} into {cache}, where"
+            f" {shown_size(free)} are free. Free some space, or set HF_HOME to a folder on a larger disk."
         )
+    if _coming is not None and missing:
+        _coming[path] = (named, missing)
+
+
+def in_all(coming: Coming) -> str | None:
+    """Says what will be downloaded together; None where that is one repository, or nothing."""
+    if len(coming) < 2:
+        return None
+    return f"Downloads {shown_size(_size(coming))} in all into {constants.HF_HUB_CACHE}: {_listed_sizes(coming)}"
+
+
+def _size(coming: Coming) -> int:
+    return sum(size for _, size in coming.values())
+
+
+def _listed_sizes(coming: Coming) -> str:
+    return " and ".join(f"{shown_size(size)} of {path} ({named})" for path, (named, size) in coming.items())
+
+
+def downloaded(path: str) -> None:
+    """Notes that the cache has ``path``, so that `require_space` no longer asks for space for it."""
+    if _coming is not None:
+        _coming.pop(path, None)
 
 
 def shown_size(count: int) -> str:

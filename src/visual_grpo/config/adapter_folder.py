@@ -110,6 +110,18 @@ def check_base(folder: Path, model: str) -> None:
         )
 
 
+def check_lora(folder: Path, merged: str | None) -> None:
+    """Raises UserError if the LoRA with the sha256 ``merged`` (None = none) is in the base model, and the adapters were
+    trained on one with a different LoRA. A folder without facts is not judged."""
+    if not (folder / FACTS).is_file() or (stored := read_facts(folder).get("model_lora")) == merged:
+        return
+    before, now = (f"the LoRA with the sha256 {each[:12]}" if each else "no LoRA" for each in (stored, merged))
+    raise UserError(
+        f"{folder} was trained on a base model with {before} merged into it, and model.lora gives it {now}. Set"
+        f" model.lora to {'the file of that LoRA' if stored else 'null'}."
+    )
+
+
 def modules_of(folder: Path) -> list[str]:
     """The modules that were trained: each has a folder."""
     return sorted(path.name for path in folder.iterdir() if path.is_dir() and path.name not in (BEST, LAST))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, PrivateAttr, field_validator, model_validator
 
 from visual_grpo.common.digests import plain_dataset
 from visual_grpo.config.base import REACHES, BuiltIn, NotEmpty, Share, Side, Strict, Task, Words
@@ -88,6 +88,19 @@ class DataConfig(Strict, decides=Decides.CONTENT):
         100, ge=1, description="times its own size that a zip may unpack to, if that is more than 100 MB"
     )
     max_zip_files: Annotated[int, Decides.NOTHING] = Field(10_000_000, ge=1, description="files in a zip")
+
+    _parameter: str = PrivateAttr("data.path")
+
+    @property
+    def parameter(self) -> str:
+        """The name of the parameter that ``path`` is the value of, for messages."""
+        return self._parameter
+
+    def at(self, path: str, parameter: str) -> Self:
+        """Returns the same settings for the records at ``path``, the value of ``parameter``."""
+        copy = self.model_copy(update={"path": path})
+        copy._parameter = parameter
+        return copy
 
     @field_validator("path")
     @classmethod

@@ -6,8 +6,9 @@ import re
 from pathlib import PurePath
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, Field, field_validator
 
+from visual_grpo.common.digests import plain_dataset
 from visual_grpo.config.base import AdapterName, Name, NotEmpty, OnRequest, Stated, Strict, Words
 from visual_grpo.config.data import DataChecks
 from visual_grpo.config.presets import ROOT
@@ -16,20 +17,22 @@ FLOW = ("starter", "data_preparation", "baseline", "train", "evaluate")
 """The pipelines of the data flow, in their order."""
 Seed = Field(0, ge=0, lt=2**31, description="seed of the generated samples")
 Sampler = Literal["rollout", "eval"]
+Records = Annotated[NotEmpty, AfterValidator(plain_dataset)]
+"""A place of records, as ``data.path`` names it."""
 
 
 class GenerateConfig(OnRequest):
     prompt: Words | None = Field(
         None, description='one prompt; write it in "..." where it would be read as something else'
     )
-    prompts: str | None = Field(None, description="file or folder in any layout of data.path; null = prompt")
+    prompts: Records | None = Field(None, description="records in any layout of data.path; null = prompt")
     samples: int = Field(1, ge=1, description="samples of each prompt")
     sampler: Sampler = Field("eval", description="sampling.eval or sampling.rollout")
     seed: int = Seed
 
 
 class ScoreConfig(OnRequest):
-    path: NotEmpty | None = Field(
+    path: Records | None = Field(
         None, description="folder of pictures with prompts: captions, an image folder, or what generate wrote"
     )
 

@@ -23,6 +23,11 @@ class ModelConfig(Strict, decides=Decides.SAMPLES):
         description="folder or hub id of a saved model; null = the starter makes a small one"
     )
     revision: str | None = Field(default=None, description="branch, tag or commit of a hub id; null = newest")
+    lora: Annotated[NotEmpty | None, Decides.CONTENT] = Field(
+        default=None,
+        description="a LoRA that is merged into the model as it is loaded, and belongs to the base model from then on:"
+        " FILE.safetensors, or OWNER/NAME or OWNER/NAME/FILE.safetensors of the hub",
+    )
     dtype: Dtype = Field(
         default="float32", description="precision of the weights; float16 is trained with loss scaling"
     )

@@ -64,7 +64,7 @@ def _annotation_files(path: Path, kind: str) -> Iterator[Path]:
 
 def read_captions(path: Path, limits: Limits, data: DataConfig) -> Iterator[Item]:
     """Yields a record for each caption. Raises UserError: see `_files`."""
-    for file in _files(path, limits, _CAPTIONS):
+    for file in _files(path, limits, _CAPTIONS, data.parameter):
         for number, annotation in enumerate(file.annotations, 1):
             place = Place(file.name, number)
             try:
@@ -90,7 +90,7 @@ def read_captions(path: Path, limits: Limits, data: DataConfig) -> Iterator[Item
 
 def read_coco(path: Path, limits: Limits, data: DataConfig, *, draw: bool = True) -> Iterator[Item]:
     """Yields the queries; ``draw=False`` leaves out the masks, to count them. Raises UserError: see `_files`."""
-    for file in _files(path, limits, _OBJECTS):
+    for file in _files(path, limits, _OBJECTS, data.parameter):
         queries: dict[tuple[Any, tuple[str, Any]], list[Mapping[str, Any]]] = {}
         for number, annotation in enumerate(file.annotations, 1):
             try:
@@ -136,7 +136,7 @@ def _columns(
     return {prompt: "prompt"} | {key: read.get(key, IGNORED) for key in keys if key != prompt}
 
 
-def _files(path: Path, limits: Limits, kind: str) -> Iterator[_AnnotationFile]:
+def _files(path: Path, limits: Limits, kind: str, parameter: str) -> Iterator[_AnnotationFile]:
     """Yields the annotation file of each split. Raises UserError if one has several, or one that is not COCO's."""
     files: dict[str | None, list[Path]] = {}
     for file in _annotation_files(path, kind):
@@ -145,8 +145,8 @@ def _files(path: Path, limits: Limits, kind: str) -> Iterator[_AnnotationFile]:
         chosen = same if len(same) == 1 else [file for file in same if file.name.startswith(_PREFERRED[kind])]
         if len(chosen) != 1:
             names = ", ".join(file.name for file in same)
-            message = f"{same[0].parent} has several annotation files of one split, {names}. Give one as data.path."
-            raise UserError(message, remedy=Remedy(parameters={"data.path": str(same[0])}))
+            message = f"{same[0].parent} has several annotation files of one split, {names}. Give one as {parameter}."
+            raise UserError(message, remedy=Remedy(parameters={parameter: str(same[0])}))
         limits.require_inside(chosen[0])
         yield _AnnotationFile(chosen[0], path, limits)
 

@@ -81,7 +81,7 @@ def _read_list(path: Path, limits: Limits, data: DataConfig) -> Iterator[Item]:
     next to the prompts, if nothing says which belong together.
     """
     if Path(data.path).is_dir():  # Who names the file means the file.
-        _refuse_sources(path)
+        _refuse_sources(path, data.parameter)
     targets, index = _targets_of_lines(path, limits), 0
     with open_text(path) as lines:
         for number, line in enumerate(lines, 1):
@@ -166,13 +166,14 @@ def _without_target(path: Path, targets: _Targets, index: int) -> Rejected:
     return Rejected("missing_target", message, "Add it, or remove the prompt and renumber the images")
 
 
-def _refuse_sources(path: Path) -> None:
+def _refuse_sources(path: Path, parameter: str) -> None:
     for folder in sorted(entry for entry in path.parent.iterdir() if is_source_folder(entry.name) and entry.is_dir()):
         if any(is_image_name(file.name) for file in folder.iterdir()):
             raise UserError(
                 f"{path} has prompts, and {folder.name} next to it has images to edit, but nothing says which belong"
                 " together. Write each prompt into a text file next to the target (target/cat.txt for target/cat.png"
-                f" and {folder.name}/cat.png), or write records.jsonl. If they are not to be edited: data.path={path}"
+                f" and {folder.name}/cat.png), or write records.jsonl. If they are not to be edited:"
+                f" {parameter}={path}"
             )
 
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 
 import errno
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import huggingface_hub
-from huggingface_hub import constants
+from huggingface_hub import DatasetInfo, constants
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError  # type: ignore[attr-defined]
 
 from visual_grpo.common.errors import UserError, chain
-from visual_grpo.common.hub import not_stored, refusal
+from visual_grpo.common.hub import downloaded, not_stored, refusal, require_space
 from visual_grpo.config import DataConfig
 from visual_grpo.data.record import shorten
 from visual_grpo.data.splits import ALL
@@ -33,8 +33,8 @@ def at_commit(data: DataConfig) -> DataConfig:
     """
     if not data.path.startswith(HUB):
         return data
-    commit = _commit(data.path.removeprefix(HUB), data.revision)
-    return data if commit is None else data.model_copy(update={"revision": commit})
+    info = _looked_up(data)
+    return data if info is None else data.model_copy(update={"revision": info.sha})
 
 
 def commit_of(data: DataConfig) -> str | None:
@@ -50,14 +50,17 @@ def load_hub_dataset(data: DataConfig) -> dict[str | None, Any]:
     Without a network, what was downloaded before is read.
     """
     name, loaded = data.path.removeprefix(HUB), dict[str | None, Any]()
-    commit = _commit(name, data.revision)
-    with _storing(name):
-        builder = _builder(data, name, commit)
+    info = _looked_up(data)
+    with _storing(data):
+        builder = _builder(data, name, None if info is None else info.sha)
         # What the dataset's own description names may be files of this machine.
         listed = [str(file) for files in (builder.config.data_files or {}).values() for file in files]
         if odd := [file for file in listed if not file.startswith(("hf://", "https://")) or "::" in file]:
             raise ValueError(f"it names {shorten(odd[0])!r}, which is not a file of the hub")
+        if info is not None:
+            require_space("dataset", data.parameter, name, _missing(info, listed))
         builder.download_and_prepare()
+        downloaded(name)
     for split in {None} if data.split in (None, ALL) else {data.split, data.held_out_split or data.split}:
         dataset = builder.as_dataset(split=split)  # Also a part of one: train[:100].
         loaded |= dataset if isinstance(dataset, dict) else {split: dataset}
@@ -65,10 +68,11 @@ def load_hub_dataset(data: DataConfig) -> dict[str | None, Any]:
 
 
 @contextmanager
-def _storing(name: str) -> Iterator[None]:
+def _storing(data: DataConfig) -> Iterator[None]:
     """Turns errors of the disk and of the connection, which the library wraps in its own, into a UserError."""
     from datasets import config
 
+    name = data.path.removeprefix(HUB)
     try:
         yield
     except Exception as error:
@@ -78,37 +82,48 @@ def _storing(name: str) -> Iterator[None]:
         )
         if lost is not None:
             raise UserError(
-                f"data.path: the download of {name} broke off: {lost}. Start the command again: it continues with the"
-                " files that are still missing."
+                f"{data.parameter}: the download of {name} broke off: {lost}. Start the command again: it continues"
+                " with the files that are still missing."
             ) from error
         of_system = (each for each in causes if isinstance(each, OSError))
         # A connection that is reset has a number, too.
         disk = (each for each in of_system if each.errno in _DISK or str(each).startswith("Not enough disk space"))
         if (found := next(disk, None)) is None:
             raise
-        raise UserError(not_stored("data.path", name, found, config.HF_DATASETS_CACHE)) from error
+        raise UserError(not_stored(data.parameter, name, found, config.HF_DATASETS_CACHE)) from error
 
 
-def _commit(name: str, revision: str | None) -> str | None:
-    """Returns the commit that ``revision`` (None = main) is at; None without a network."""
-    hub = huggingface_hub.HfApi()
+def _missing(info: DatasetInfo, listed: Sequence[str]) -> int:
+    """Returns the bytes of the ``listed`` files, by their addresses, that are not in the cache."""
+    sizes, start = {entry.rfilename: entry.size or 0 for entry in info.siblings or ()}, f"{HUB}{info.id}@{info.sha}/"
+    names = [file.removeprefix(start) for file in listed if file.startswith(start)]
+    cached = huggingface_hub.try_to_load_from_cache
+    lacking = (name for name in names if not cached(info.id, name, repo_type="dataset", revision=info.sha))
+    return sum(sizes.get(name, 0) for name in lacking)
+
+
+def _looked_up(data: DataConfig) -> DatasetInfo | None:
+    """Returns what the hub has at ``data.revision`` (None = main); None without a network."""
+    hub, name = huggingface_hub.HfApi(), data.path.removeprefix(HUB)
     try:
-        info = hub.dataset_info(name, revision=revision, timeout=constants.HF_HUB_ETAG_TIMEOUT)
+        info = hub.dataset_info(
+            name, revision=data.revision, files_metadata=True, timeout=constants.HF_HUB_ETAG_TIMEOUT
+        )
         if info.gated:  # Anyone may look at it.
             hub.auth_check(name, repo_type="dataset")
     except (HfHubHTTPError, HFValidationError) as error:
-        raise UserError(refusal("dataset", "data.path", name, revision, error)) from error
+        raise UserError(refusal("dataset", data.parameter, name, data.revision, error)) from error
     except (HTTPError, OSError) as error:
         if _cached(name):
             return None
-        raise UserError(refusal("dataset", "data.path", name, revision, error)) from error
+        raise UserError(refusal("dataset", data.parameter, name, data.revision, error)) from error
     script = f"{name.rpartition('/')[2]}.py"
     if any(file.rfilename == script for file in info.siblings or []):
         raise UserError(
-            f"data.path: {name} is a script, {script}, which would have to be run; only tables and images are read."
-            " Choose a dataset that holds them, or a data.revision of it, such as refs/convert/parquet."
+            f"{data.parameter}: {name} is a script, {script}, which would have to be run; only tables and images are"
+            " read. Choose a dataset that holds them, or a data.revision of it, such as refs/convert/parquet."
         )
-    return info.sha
+    return info
 
 
 def _builder(data: DataConfig, name: str, commit: str | None) -> Any:
@@ -127,7 +142,9 @@ def _builder(data: DataConfig, name: str, commit: str | None) -> Any:
         raise UserError(_which(data, cached))
     wanted = commit or (data.revision if _COMMIT.fullmatch(data.revision or "") else None)
     if wanted is not None and builder.hash != wanted:
-        raise UserError(f"data.path: {name} cannot be read at commit {wanted}: only {builder.hash} is on this machine.")
+        raise UserError(
+            f"{data.parameter}: {name} cannot be read at commit {wanted}: only {builder.hash} is on this machine."
+        )
     return builder
 
 
@@ -143,4 +160,6 @@ def _cached(name: str) -> list[str]:
 
 def _which(data: DataConfig, names: list[str]) -> str:
     got = "none is named" if data.config is None else f"data.config is {data.config!r}"
-    return f"data.path: {data.path} has the configurations {', '.join(names)}, and {got}: set data.config to one."
+    return (
+        f"{data.parameter}: {data.path} has the configurations {', '.join(names)}, and {got}: set data.config to one."
+    )

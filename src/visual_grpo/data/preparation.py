@@ -85,11 +85,11 @@ class Prepared(NamedTuple):
 
 
 class Preparation:
-    """Prepares one dataset; ``parameter`` names its path in messages. Raises UserError as `find_records` does."""
+    """Prepares one dataset. Raises UserError as `find_records` does."""
 
-    def __init__(self, config: DataConfig, parameter: str = "data.path") -> None:
+    def __init__(self, config: DataConfig) -> None:
         self._config = config = at_commit(config)
-        self.source = find_records(config, parameter)
+        self.source = find_records(config)
         self._report, self._found = Report(config), Found(self.source)
         self._groups = Groups(holds_out=bool(config.held_out_split))
         self._looks: list[tuple[bytes, ...]] = []
@@ -322,12 +322,14 @@ def remove_unused_images(manifest: Path) -> None:
 
 @contextmanager
 def ad_hoc_records(path: str, data: DataConfig, parameter: str) -> Iterator[RecordTable]:
-    """Prepares all records at ``path`` with the settings ``data``, without splits, for the time of the block."""
+    """Prepares all records at ``path``, the value of ``parameter``, with the settings ``data``, without splits, for the
+    time of the block."""
     no_splits = {"split": ALL, "held_out_split": None, "eval_share": 0.0, "held_out_share": 0.0, "sealed_share": 0.0}
-    config = data.model_copy(update={"path": path, "layout": "auto", "columns": ColumnsConfig(), **no_splits})
+    changes = {"layout": "auto", "columns": ColumnsConfig(), **no_splits}
+    config = data.model_copy(update=changes).at(path, parameter)
     with TemporaryDirectory() as folder:
         manifest = Path(folder) / "records.parquet"
-        report = Preparation(config, parameter).write(manifest)
+        report = Preparation(config).write(manifest)
         rejected = also_rejected(report.rejections, report.reasons.total())
         for line in (*rejected.strip().splitlines(), *(f"Note: {sentence(warning)}" for warning in report.warnings)):
             console.note(line)

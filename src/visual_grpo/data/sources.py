@@ -128,7 +128,7 @@ class RecordSource:
         return sum(self.splits[split] for split in self.chosen)
 
 
-def find_records(data: DataConfig, parameter: str = "data.path") -> RecordSource:
+def find_records(data: DataConfig) -> RecordSource:
     """Finds the records at ``data.path``, in ``data.layout`` or the first that fits.
 
     Raises UserError if the path does not exist, no layout fits, several folders below are datasets of their own, or the
@@ -137,7 +137,7 @@ def find_records(data: DataConfig, parameter: str = "data.path") -> RecordSource
     if data.path.startswith(HUB):
         path = Path(data.path.removeprefix(HUB), "none")  # No local file belongs to the dataset.
         return RecordSource("table", path, Limits.from_config(data, path), data)
-    path = settled(Path(data.path))
+    path, parameter = settled(Path(data.path)), data.parameter
     try:
         if not path.exists():
             raise UserError(f"{parameter}: {path} does not exist.{_suggestions(path, parameter)}")
@@ -148,14 +148,14 @@ def find_records(data: DataConfig, parameter: str = "data.path") -> RecordSource
     if path.suffix.lower() == ".zip" and path.is_file():
         path = unzipped(path, data)
     limits = Limits.from_config(data, path)
-    name, file = _layout_of(path, limits, data, parameter)
+    name, file = _layout_of(path, limits, data)
     if name in _QUERIES and data.task != "segmentation":
         text = f"The records in {data.path} are queries about an image with a mask, and data.task is {data.task}."
         raise UserError(text, remedy=Remedy(environment="negative_points"))
     return RecordSource(name, file, limits, data, folder=path if path.is_dir() and not is_saved(path) else None)
 
 
-def _layout_of(path: Path, limits: Limits, data: DataConfig, parameter: str) -> tuple[str, Path]:
+def _layout_of(path: Path, limits: Limits, data: DataConfig) -> tuple[str, Path]:
     """Returns the name of the layout, and the file or folder to read. Raises UserError if none fits."""
     order = _SEGMENTATION_ORDER if data.task == "segmentation" else tuple(LAYOUTS)
     names = order if data.layout == "auto" else (data.layout,)
@@ -167,11 +167,11 @@ def _layout_of(path: Path, limits: Limits, data: DataConfig, parameter: str) -> 
         if (path.is_dir() and data.layout == "auto" and name in _IN_SUBFOLDERS) and not any(
             is_image_name(entry.name) or tabular.is_metadata(entry) for entry in path.iterdir()
         ):  # Tables may lie next to images without being meant, such as a log in CSV.
-            _refuse_several(path, limits, parameter, names, ignored=EMBEDDING)
+            _refuse_several(path, limits, data.parameter, names, ignored=EMBEDDING)
         return name, file
     if path.is_dir():
-        _refuse_several(path, limits, parameter, names)
-    raise UserError(_no_layout_fits(path, limits, data, parameter, names))
+        _refuse_several(path, limits, data.parameter, names)
+    raise UserError(_no_layout_fits(path, limits, data, names))
 
 
 def _refuse_several(
@@ -205,8 +205,8 @@ def _suggestions(path: Path, parameter: str) -> str:
     return text
 
 
-def _no_layout_fits(path: Path, limits: Limits, data: DataConfig, parameter: str, layouts: Collection[str]) -> str:
-    names = list(limits.walk(path)) if path.is_dir() else [path.name]
+def _no_layout_fits(path: Path, limits: Limits, data: DataConfig, layouts: Collection[str]) -> str:
+    names, parameter = list(limits.walk(path)) if path.is_dir() else [path.name], data.parameter
     kinds = Counter(PurePath(name).suffix.lower() or "without suffix" for name in names)
     has = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common(5)) or "no files"
     image = next(map(PurePath, filter(is_image_name, names)), None)

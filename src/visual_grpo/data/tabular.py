@@ -311,7 +311,7 @@ def _header(rows: csv.DictReader[str], file: Path, data: DataConfig) -> list[str
         raise UserError(
             f"{file}: the header must name the prompt's column ({names}); it is"
             f" {shorten(str(header))}. Name the column with data.columns.prompt=NAME, or write a records.jsonl."
-            f"{'' if file == Path(data.path) else ' If a different file has the prompts, give it as data.path.'}"
+            f"{'' if file == Path(data.path) else ' If a different file has the prompts, give it as {data.parameter}.'}"
         )
     return header
 

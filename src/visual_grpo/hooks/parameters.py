@@ -17,6 +17,7 @@ from omegaconf import OmegaConf
 from visual_grpo.common import console
 from visual_grpo.common.digests import digest_once
 from visual_grpo.common.errors import UserError
+from visual_grpo.common.hub import added_up, in_all
 from visual_grpo.common.processes import is_rank
 from visual_grpo.config import Parameters
 from visual_grpo.config.adapter_folder import BASE, LATEST, NONE, read_facts
@@ -110,15 +111,19 @@ class ParameterHooks:
             from visual_grpo.grpo.distributed.torchrun import rerun  # It imports torch.
 
             rerun(present.distributed.processes)
-        parameters, spec, notes = check_before_run(present, makes, tags_of(pipeline), lambda: catalog.load("records"))
+        with added_up() as coming:
+            parameters, spec, notes = check_before_run(
+                present, makes, tags_of(pipeline), lambda: catalog.load("records")
+            )
+            is_there = not (parameters.model_is_pretrained and "base_model" in makes)
+            if spec is not None and trains and is_there:
+                _check_start(spec, latest)
         if parameters.resume == Resume.SAME and trains:
             assert spec is not None  # Every pipeline that trains resolves the model.
             parameters = _same_or_fresh(spec, pipeline, catalog, latest)
         put_parameters(parameters, catalog)
         if spec is not None:
             catalog[RUN_SPEC] = replace(spec, config=parameters)
-        if spec is not None and trains and not (parameters.model_is_pretrained and "base_model" in makes):
-            _check_start(spec, latest)
         if "rewards" in tags_of(pipeline) and parameters.reward in PRESETS.keys() - {LISTED}:
             weights = ", ".join(
                 f"{name}: {'judge' if reward.judge else f'weight {reward.weight:g}'}"
@@ -126,7 +131,7 @@ class ParameterHooks:
             )
             chosen = "" if parameters.reward == present.reward else ", chosen from the records"
             console.note(f"Reward preset{chosen}: {parameters.reward} ({weights})")
-        for note in notes:
+        for note in filter(None, (*notes, in_all(coming))):
             console.note(note)
         if trains:
             check_packages(parameters.tracking)

@@ -77,7 +77,7 @@ def look_up(path: str, revision: str | None) -> HubModel:
     missing = sum(sizes[name] for name in weights if not _is_cached(path, name, commit))
     if missing:
         _require_access(path, info)
-        require_space("model.path", path, missing)
+        require_space("model", "model.path", path, missing)
     return replace(found, name=info.id, to_download=missing)
 
 

@@ -20,6 +20,8 @@ from visual_grpo.common.quiet_libraries import hidden_progress_bars
 from visual_grpo.config import ModelConfig
 from visual_grpo.grpo.distributed import sharding
 from visual_grpo.models.hub import MODEL_FILE, PIPELINE_FILE, missing_vocabulary, model_file, read_described
+from visual_grpo.models.lora_files import merge, read_lora
+from visual_grpo.models.lora_lookup import merged_lora
 from visual_grpo.models.offload import enable_offload
 from visual_grpo.models.quantized import check_base_weights, quantize
 from visual_grpo.models.without_weights import networks_of
@@ -74,6 +76,8 @@ def load_pipeline(
         network.eval().requires_grad_(False)
     prepare(pipeline)
     kept = torch.device("cpu") if config.offload != "none" and device.type != "meta" else device
+    if config.lora is not None:
+        merge(pipeline.transformer, read_lora(pipeline_class, merged_lora(config.lora)))
     # The VAE's convolutions and pixels need their precision.
     frozen = {name: network for name, network in networks.items() if name != "vae"}
     quantize(frozen, config.base_weights, device, kept=kept)

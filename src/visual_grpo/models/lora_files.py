@@ -1,5 +1,5 @@
 """LoRA files of other programs, in the names of diffusers, kohya's scripts or ai-toolkit: read by diffusers' own
-converters, and trained on."""
+converters, and trained on (``train.start``) or merged into the base model (``model.lora``)."""
 
 from __future__ import annotations
 
@@ -14,14 +14,10 @@ import diffusers
 import torch
 from peft.tuners.lora import LoraLayer
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
+from torch import Tensor, nn
 
 from visual_grpo.common.errors import UserError, counted
-from visual_grpo.models.family import Family
-from visual_grpo.models.loading import loading
 from visual_grpo.models.lora import Adapter, require_plain
-from visual_grpo.models.run_spec import RunSpec
-from visual_grpo.models.without_weights import frozen
 
 _PREFIX = "transformer."
 _PAIR = ("lora_A.weight", "lora_B.weight")
@@ -38,6 +34,8 @@ _OTHER_KINDS = {
 }
 """Part of a tensor's name, with a dot at its end -> the kind of adapter that has it."""
 _TEXT_ENCODER = re.compile(r"lora_te\d?_|text_encoders?(_\d)?\.|base_model\.model\.text_")
+_MERGED = "merged_lora"
+"""Attribute of a network that a LoRA was merged into."""
 _CONVERTERS_RAISE = (ValueError, LookupError, AttributeError, TypeError, AssertionError, RuntimeError)
 
 
@@ -58,15 +56,15 @@ class LoraFile:
         return f"the LoRA in {self.file} ({counted(len(self.layers), 'layer')}, rank {self.rank})"
 
 
-def read_lora(family: Family, file: Path) -> LoraFile:
-    """Reads a LoRA on the transformer of the family's pipeline.
+def read_lora(pipeline_class: str, file: Path) -> LoraFile:
+    """Reads a LoRA on the transformer of a pipeline, by the name of its class in diffusers.
 
     Raises UserError for a file that is not a LoRA in safetensors, or one that changes more than the transformer's
-    layers; only `require_fit` recognises some LoRAs of a different model.
+    layers; only `require_layers` recognises some LoRAs of a different model.
     """
-    loader: Any = getattr(diffusers, family.saved_as[0], None)
+    loader: Any = getattr(diffusers, pipeline_class, None)
     if not hasattr(loader, "lora_state_dict"):
-        raise UserError(f"{file}: diffusers reads no LoRA files for the family {family.name}. {_ONLY}")
+        raise UserError(f"{file}: diffusers reads no LoRA files for a {pipeline_class}. {_ONLY}")
     _require_lora(file)
     try:
         state, *alphas, config = loader.lora_state_dict(
@@ -84,29 +82,35 @@ def read_lora(family: Family, file: Path) -> LoraFile:
         }
     except _CONVERTERS_RAISE as error:
         raise UserError(
-            f"{file} is not a LoRA of {family.name} in names that diffusers converts ({str(error) or repr(error)})."
-            f" {_ONLY}"
+            f"{file} is not a LoRA of a {pipeline_class} in names that diffusers converts"
+            f" ({str(error) or repr(error)}). {_ONLY}"
         ) from error
     return LoraFile(file=file, layers=layers)
 
 
 _ONLY = (
-    "train.start takes a plain LoRA of this model's transformer, in safetensors, in the names of diffusers, kohya's"
-    " scripts or ai-toolkit."
+    "Expected a plain LoRA of this model's transformer, in safetensors, in the names of diffusers, kohya's scripts or"
+    " ai-toolkit."
 )
 
 
-def require_startable(spec: RunSpec, file: Path) -> None:
-    """Raises UserError where the training of ``spec`` cannot start from a LoRA file; loads no weights of the model."""
-    lora, config = read_lora(spec.family, file), spec.config
-    module, revision = spec.modules[0], config.model.revision
-    with loading(spec.model):
-        described = diffusers.DiffusionPipeline.load_config(spec.model, revision=revision)
-        kind = getattr(diffusers, described["transformer"][1])
-        sizes = kind.load_config(spec.model, subfolder="transformer", revision=revision)
-    network = frozen(lambda: kind.from_config(sizes), torch.float32)
-    parts = spec.family.modules[module]
-    require_fit(parts.adapter.attach(network, config.lora_of(module), parts.targets, 0), lora)
+def merge(network: nn.Module, lora: LoraFile) -> None:
+    """Adds ``lora`` to the weights of ``network``, each rounded once. Raises UserError as `require_layers` does."""
+    require_layers(network, lora)
+    for name, (down, up) in lora.layers.items():
+        weight: Any = network.get_submodule(name).weight
+        if not weight.is_meta:
+            weight.data = (weight.data.float() + (up @ down).to(weight.device)).to(weight.dtype)
+    setattr(network, _MERGED, lora.file)
+
+
+def require_merged(networks: Mapping[str, nn.Module], named: str | None) -> None:
+    """Raises UserError where ``model.lora`` names a LoRA that was merged into none of the ``networks``."""
+    if named is not None and not any(hasattr(network, _MERGED) for network in networks.values()):
+        raise UserError(
+            f"model.lora is {named}, and this family has not merged it. Set model.lora to null; a family of your own"
+            " calls visual_grpo.models.lora_files.merge in its load (load_pipeline does)."
+        )
 
 
 def start_from(adapter: Adapter, lora: LoraFile) -> None:
@@ -121,20 +125,27 @@ def start_from(adapter: Adapter, lora: LoraFile) -> None:
     adapter.load_state(state)
 
 
-def require_fit(adapter: Adapter, lora: LoraFile) -> None:
-    """Raises UserError where ``lora`` is of a different model, or the adapter has fewer layers or a lower rank."""
-    network = adapter.model
-    known = {name: layer for name, layer in network.named_modules() if hasattr(layer, "in_features")}
-    trained = {name for name, layer in known.items() if isinstance(layer, LoraLayer)}
+def require_layers(network: nn.Module, lora: LoraFile) -> None:
+    """Raises UserError where ``lora`` is of a different model."""
     for name, (down, up) in lora.layers.items():
-        if name not in known:
-            raise UserError(f"{lora} is of a different model: {type(network).__name__} has no layer {name}.")
-        expected, found = (known[name].in_features, known[name].out_features), (down.shape[1], len(up))
+        try:
+            layer: Any = network.get_submodule(name)
+            expected = layer.in_features, layer.out_features
+        except AttributeError as error:
+            raise UserError(f"{lora} is of a different model: {type(network).__name__} has no layer {name}.") from error
+        found = down.shape[1], len(up)
         if found != expected:
             raise UserError(
                 f"{lora} is of a different model: its layer {name} has {found[0]} inputs and {found[1]} outputs, that"
                 f" of {type(network).__name__} has {expected[0]} and {expected[1]}."
             )
+
+
+def require_fit(adapter: Adapter, lora: LoraFile) -> None:
+    """Raises UserError where ``lora`` is of a different model, or the adapter has fewer layers or a lower rank."""
+    network = adapter.model
+    require_layers(network, lora)
+    trained = {name for name, layer in network.named_modules() if isinstance(layer, LoraLayer)}
     lacking, rank = lora.layers.keys() - trained, network.peft_config["default"].r
     changes = [f"policy.lora.rank={lora.rank} (now {rank})"] if lora.rank > rank else []
     if lacking:
@@ -143,8 +154,8 @@ def require_fit(adapter: Adapter, lora: LoraFile) -> None:
     if changes:
         raise UserError(
             f"{lora} has more layers or a higher rank than the adapter. Set {' and '.join(changes)}, or the same in"
-            " modules.MODULE.lora where that is set. Or merge it into the model, save that, and train it"
-            " (docs/own_model.md)."
+            " modules.MODULE.lora where that is set. Or merge it into the model, and train a fresh adapter: name it as"
+            " model.lora instead of train.start."
         )
 
 

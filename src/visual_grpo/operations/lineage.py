@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from visual_grpo.common import console
-from visual_grpo.common.digests import content_digest
+from visual_grpo.common.digests import content_digest, digest_once
 from visual_grpo.common.errors import UserError, counted
 from visual_grpo.common.processes import ProgramError, git
 from visual_grpo.common.quiet_libraries import silence_libraries
@@ -85,6 +85,7 @@ def lines(subject: Subject, project: Path) -> list[Line]:
         _data(subject.facts, project),
         *_dvc(subject.facts, project),
         _base(subject.facts, project),
+        *_merged(subject.facts, project),
     ]
 
 
@@ -202,6 +203,20 @@ def _base(facts: Mapping[str, Any], project: Path) -> Line:
     if content_digest(folder) != content:
         return Line("base model", shown, DIFFERS, "the files in the folder have changed")
     return Line("base model", shown, OK, "digest of its files")
+
+
+def _merged(facts: Mapping[str, Any], project: Path) -> Iterator[Line]:
+    """The LoRA that is merged into the base model."""
+    if (stored := facts.get("model_lora")) is None:
+        return
+    named = facts["parameters"]["model"]["lora"]
+    what, shown, file = "merged LoRA", f"{named} {stored[:12]}", project / Path(named).expanduser()
+    if not file.is_file():
+        yield Line(what, shown, UNKNOWN, "it is not a file here")
+    elif digest_once(file) != stored:
+        yield Line(what, shown, DIFFERS, "the file has changed")
+    else:
+        yield Line(what, shown, OK, "sha256")
 
 
 def main() -> int:

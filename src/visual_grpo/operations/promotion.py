@@ -57,16 +57,19 @@ def find_references(
     if champion is None:
         return {BASE_MODEL: BASE}
     model = model_in(f"champion {champion.version}", champion.adapters(), parameters)
-    now, before = (
-        (str(facts.get("model_content") or facts["model_digest"])[:12], facts["parameters"]["data"]["task"])
-        for facts in (candidate.facts, model.facts)
-    )
+    now, before = ((_base_of(facts), facts["parameters"]["data"]["task"]) for facts in (candidate.facts, model.facts))
     if now != before:
         raise UserError(
             f"The champion (version {champion.version} of {champion.name}) has a different base model or task than the"
             f" candidate: {before}, not {now}. Promote the candidate under a different name: promotion.model=NAME"
         )
     return {CHAMPION: model, BASE_MODEL: BASE}
+
+
+def _base_of(facts: Mapping[str, Any]) -> str:
+    """The base model's digest: that of its files, unless it is on the hub or a LoRA is merged into it."""
+    content = None if "model_lora" in facts else facts.get("model_content")
+    return str(content or facts["model_digest"])[:12]
 
 
 def refusal(

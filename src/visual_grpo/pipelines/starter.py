@@ -7,8 +7,9 @@ from typing import Any
 from kedro.pipeline import Node, Pipeline
 
 from visual_grpo.common import console
-from visual_grpo.common.digests import content_digest
+from visual_grpo.common.digests import content_digest, digest_once
 from visual_grpo.config import DataConfig, ModelConfig, StarterConfig
+from visual_grpo.models.lora_lookup import merged_lora
 from visual_grpo.starter.build import pretrain_model, render_dataset
 from visual_grpo.starter.pretraining import digest_of
 from visual_grpo.starter.worlds import find_world
@@ -32,16 +33,19 @@ def build(starter: StarterConfig, data: DataConfig, model: ModelConfig, seed: in
     """Returns the dataset and model to start from: ``{"dataset", "model", "digest", "content"}``.
 
     ``digest`` is what baseline and adapters of the model are recognised by, ``content`` that of its files; a model on
-    the hub has a ``commit`` instead. The dataset is rendered only where it is the data, and the small model pretrained
-    only where it is the model.
+    the hub has a ``commit`` instead. ``lora`` is the sha256 of a LoRA that is merged into the model. The dataset is
+    rendered only where it is the data, and the small model pretrained only where it is the model.
     """
     if data.path == starter.dataset:
         render_dataset(starter, data, seed)
     if model.path == starter.model:
-        digests = pretrain_model(starter, data, model.family, seed)
+        digests: dict[str, Any] = pretrain_model(starter, data, model.family, seed)
         console.note(what_is_there(starter, data))
     else:
         digests = _digests_of(model)
+    if model.lora is not None:
+        merged = digest_once(merged_lora(model.lora))
+        digests |= {"digest": digest_of({"base": digests["digest"], "lora": merged}), "lora": merged}
     return {"dataset": data.path, "model": model.path, **digests}
 
 

@@ -13,10 +13,11 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from visual_grpo.common.digests import SINGLE_FILES, digest_once, on_hub
+from visual_grpo.common.digests import digest_once
 from visual_grpo.common.errors import Remedy, UserError, nearest_hint
 from visual_grpo.common.files import settled
 from visual_grpo.config.adapter_folder import BASE, FACTS, LATEST, NONE, adapter_digest, read_facts
+from visual_grpo.models.lora_lookup import lora_file
 from visual_grpo.tracking import mlflow_api
 from visual_grpo.tracking.sync import DIGEST, TRAINING_DIGEST, made_others
 
@@ -29,12 +30,6 @@ WEIGHTS = "weights.digest"
 """Tag of a version: `config.adapter_folder.weights_digest`."""
 ADAPTERS = "data/visual_grpo/adapters"
 """Folder of the adapters among a version's files (`served_model`)."""
-SAFETENSORS = ".safetensors"
-_HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
-_HUB_FILE = re.compile(rf"({_HUB_ID.pattern})/(.+)")
-_HUB_ADDRESS = re.compile(rf"(?P<repository>{_HUB_ID.pattern})(?:/(?:(?:blob|resolve|tree)/main/?)?(?P<file>.+)?)?")
-_DIFFUSERS_FILE = "pytorch_lora_weights.safetensors"
-"""Name of a LoRA where a program gives it none of its own."""
 _URI = re.compile(r"models:/(?P<name>[^/]+?)(?:@(?P<alias>[^/@]+)|/(?P<version>\d+))")
 
 
@@ -105,65 +100,9 @@ def adapters_or_base(named: str, latest: Path) -> Path | None:
 def start_of_training(named: str, latest: Path) -> Path | None:
     """Returns what ``train.start`` names: a file of a LoRA, the folder of a training's adapters, or None for the base.
 
-    A LoRA is a file here, or on the hub as OWNER/NAME, OWNER/NAME/FILE or their address. Raises UserError as
-    `adapters_or_base` does, and for a file that is not safetensors.
+    Raises UserError as `adapters_or_base` and `models.lora_lookup.lora_file` do.
     """
-    if (address := on_hub(named)) is not None:
-        return _lora_at(address, named)
-    path = settled(Path(named).expanduser())
-    if path.is_file() or named.endswith(SINGLE_FILES):
-        of_hub = None if path.parent.is_dir() else _HUB_FILE.fullmatch(named)
-        if not named.endswith(SAFETENSORS):
-            raise UserError(f"train.start is {named}: only {SAFETENSORS} is read, since other files can bring code.")
-        if of_hub is None and not path.is_file():
-            raise UserError(f"train.start is {named}, a file that does not exist.")
-        return path if of_hub is None else _lora_on_hub(*of_hub.groups())
-    if not path.exists() and _HUB_ID.fullmatch(named):
-        return _lora_on_hub(named, None)
-    return adapters_or_base(named, latest)
-
-
-def _lora_at(address: str, named: str) -> Path:
-    """Downloads the LoRA at the address of a repository's page, or of a file in its main branch."""
-    found = _HUB_ADDRESS.fullmatch(address)
-    if found is None:
-        raise UserError(f"train.start is {named}, which is not the address of a LoRA: expected OWNER/NAME/FILE.")
-    return _lora_on_hub(found["repository"], found["file"])
-
-
-def _lora_on_hub(repository: str, file: str | None) -> Path:
-    """Downloads a LoRA; without a ``file``, the one that diffusers would load. Raises UserError if it cannot."""
-    import huggingface_hub
-    from huggingface_hub import constants
-    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
-
-    from visual_grpo.common.hub import REFUSALS, refusal, silence
-
-    known = huggingface_hub.try_to_load_from_cache(repository, file or _DIFFUSERS_FILE)
-    try:
-        info = huggingface_hub.model_info(repository, timeout=constants.HF_HUB_ETAG_TIMEOUT)
-        listed = [entry.rfilename for entry in info.siblings or () if entry.rfilename.endswith(SAFETENSORS)]
-        return Path(huggingface_hub.hf_hub_download(repository, _chosen(repository, file, listed)))
-    except REFUSALS as error:
-        if isinstance(known, str):
-            return Path(known)
-        why = refusal("LoRA", "train.start", repository, None, error)
-        if silence(error) or (isinstance(error, RepositoryNotFoundError) and not isinstance(error, GatedRepoError)):
-            why += " It is neither a folder nor a file here."
-            why += "" if file else " If it was downloaded, name its file: train.start=OWNER/NAME/FILE."
-        raise UserError(why) from error
-
-
-def _chosen(repository: str, file: str | None, listed: list[str]) -> str:
-    chosen = file or (listed[0] if len(listed) == 1 else _DIFFUSERS_FILE)
-    if chosen in listed:
-        return chosen
-    shown, named = ", ".join(listed[:10]) or f"none in {SAFETENSORS}", f"/{file}" if file else ""
-    lacks = "a file that the hub does not have" if file else "which does not say which of its files is meant"
-    raise UserError(
-        f"train.start is {repository}{named}, {lacks}. Its files of weights are: {shown}. Name one, as"
-        " train.start=OWNER/NAME/FILE."
-    )
+    return lora_file(named, "train.start") or adapters_or_base(named, latest)
 
 
 def start_digest(start: Path) -> str:

@@ -97,6 +97,9 @@ def model_card(
     base = facts["model"] if published is None else published.base
     about = {
         "Base model": f"`{base}`{_at(config.model.revision)}, whose licence applies",
+        "Merged into it": f"the LoRA `{_shown(str(config.model.lora), published)}`, sha256 `{facts['model_lora']}`"
+        if "model_lora" in facts
+        else "",
         "Data": f"`{_shown(config.data.path, published)}` ({config.data.task}){_at(facts.get(DATA_COMMIT))}, digest"
         f" `{facts['data'][:12]}`",
         "Training": f"{counted(facts['steps'], 'step')}, {counted(facts['samples'], 'sample')},"
@@ -122,7 +125,9 @@ def model_card(
         loading=loading_code(config, base, modules, published),
     )
     calls = [f"- `{module}`: `{call.replace('folder', _place(module, modules, published))}`" for module, call in plain]
-    return card + "\n".join(["\nWithout this package, diffusers or peft load it:\n", *calls, ""]) if calls else card
+    onto = " onto the base model with the merged LoRA" if "model_lora" in facts else ""
+    told = [f"\nWithout this package, diffusers or peft load it{onto}:\n", *calls, ""]
+    return card + "\n".join(told) if calls else card
 
 
 def is_one_folder(modules: Sequence[str]) -> bool:
@@ -188,6 +193,8 @@ def loading_code(config: Parameters, base: str, modules: Sequence[str], publishe
     if data.frames is not None:
         arguments |= {"frames": data.frames, "fps": data.fps}
     arguments |= config.model.model_dump(mode="json", exclude_defaults=True, exclude=_NOT_GIVEN)
+    if config.model.lora is not None:
+        arguments["lora"] = _shown(config.model.lora, published)
     arguments |= {"train": list(modules)}
     record, resizes = "record = PromptRecord(id='prompt', prompt='...')", list[str]()
     if task == "segmentation":

@@ -84,7 +84,7 @@ def package(adapters: Path, folder: Path, *, card: str, about: Mapping[str, str]
     facts = read_facts(adapters)
     config, model = Parameters.model_validate(facts["parameters"]), facts["model"]
     _check_base(adapters, model)
-    base = Path(model)
+    base, lora = Path(model), config.model.lora
     with TemporaryDirectory() as place:
         inside = Path(place) / FOLDER
         shutil.copytree(adapters, inside / ADAPTERS, ignore=shutil.ignore_patterns(BEST, LAST))
@@ -94,6 +94,9 @@ def package(adapters: Path, folder: Path, *, card: str, about: Mapping[str, str]
         known = facts.get("model_content") is not None
         if base.is_dir() and known and size <= base_copy_mb * 1e6 and find_link(base) is None:
             shutil.copytree(base, inside / BASE, ignore=shutil.ignore_patterns(".*"))
+        placed = {"base": str(base.resolve()) if base.is_dir() else model}
+        if lora is not None:
+            placed["lora"] = str(here.resolve()) if (here := Path(lora).expanduser()).is_file() else lora
         mlflow.pyfunc.save_model(
             folder,
             loader_module=__name__,
@@ -102,7 +105,7 @@ def package(adapters: Path, folder: Path, *, card: str, about: Mapping[str, str]
             input_example=[_EXAMPLE] if config.data.task == "t2i" else [{"prompt": _EXAMPLE}],
             # MLflow would load the model to find them, which takes ten times as long.
             pip_requirements=_requirements(config.model.base_weights),
-            model_config={"device": "auto", "base": str(base.resolve()) if base.is_dir() else model, **LIMITS},
+            model_config={"device": "auto", **placed, **LIMITS},
             metadata=dict(about),
         )
     (folder / CARD).write_text(card, encoding="utf-8")
@@ -141,7 +144,8 @@ def _requirements(base_weights: str) -> list[str]:
 
 
 def _load_pyfunc(path: str, model_config: Mapping[str, Any]) -> ServedModel:
-    """Called by MLflow with the folder ``data/visual_grpo`` of a version; ``base`` is where a large base model is.
+    """Called by MLflow with the folder ``data/visual_grpo`` of a version; ``base`` is where a large base model is, and
+    ``lora`` the LoRA that is merged into it.
 
     Raises UserError if the adapters or their record are not what was packaged.
     """
@@ -152,7 +156,7 @@ def _load_pyfunc(path: str, model_config: Mapping[str, Any]) -> ServedModel:
     model = str(folder / BASE) if (folder / BASE).is_dir() else model_config["base"]
     _check_base(folder / ADAPTERS, model)
     tree = read_facts(folder / ADAPTERS)["parameters"]
-    placed = {**tree["model"], "path": model, "device": model_config["device"]}
+    placed = {**tree["model"], "path": model, "lora": model_config.get("lora"), "device": model_config["device"]}
     spec = resolve(Parameters.model_validate({**tree, "model": placed}))
     return ServedModel(spec.config, components.build_model(spec, folder / ADAPTERS), model_config)
 

@@ -145,6 +145,8 @@ def _inputs(facts: Mapping[str, Any], config: Parameters) -> list[DatasetInput]:
     data = {"task": config.data.task, "records": facts.get("records", {})}
     content = facts.get("model_content")  # A model on the hub has none.
     path, base, model = config.data.path, facts["model"], {"family": config.model.family}
+    if "model_lora" in facts:
+        model["lora"] = facts["model_lora"]
     return [
         mlflow_api.to_input("data", path, facts["data"], data, on_hub=path.startswith("hf://")),
         mlflow_api.to_input("base model", base, content or facts["model_digest"], model, on_hub=content is None),

@@ -8,17 +8,19 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from visual_grpo.common.digests import content_digest
+from visual_grpo.common.digests import content_digest, digest_once
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.files import settled
 from visual_grpo.config import Dtype, ModelConfig, Parameters, PolicyConfig, SamplerConfig
-from visual_grpo.config.adapter_folder import check_base, check_weights, modules_of, read_facts
+from visual_grpo.config.adapter_folder import check_base, check_lora, check_weights, modules_of, read_facts
 from visual_grpo.grpo.trainer import GRPOTrainer
 from visual_grpo.grpo.two_stage import AlternatingTrainer, JointTrainer
-from visual_grpo.models import lora_files
 from visual_grpo.models.execution import attention_of, set_execution
 from visual_grpo.models.family import find_family, is_own
 from visual_grpo.models.family_check import check_before_training
+from visual_grpo.models.lora_files import read_lora, require_merged, start_from
+from visual_grpo.models.lora_fit import require_startable
+from visual_grpo.models.lora_lookup import merged_lora
 from visual_grpo.models.module import ModelSettings
 from visual_grpo.models.quantized import require_quantized
 from visual_grpo.models.run_spec import options_of
@@ -53,6 +55,13 @@ def check_unchanged(base_model: Mapping[str, Any], spec: RunSpec) -> None:
             f" on with what was there, set model.revision={commit}; for the new one, run the starter again.",
             remedy="starter",
         )
+    if (merged := base_model.get("lora")) != (present := lora_digest(spec.config.model)):
+        had, has = (f"the LoRA with the sha256 {each[:12]}" if each else "no LoRA" for each in (merged, present))
+        raise UserError(
+            f"model.lora: the base model has {has} merged into it, and had {had} when the starter was run. Run it"
+            " again.",
+            remedy="starter",
+        )
     if before is not None and content_digest(model) != before:
         raise UserError(
             f"the base model {model} has changed since the starter pipeline ran: a file was edited, added or"
@@ -60,6 +69,11 @@ def check_unchanged(base_model: Mapping[str, Any], spec: RunSpec) -> None:
             " starter made it) delete the folder and make it again.",
             remedy="starter",
         )
+
+
+def lora_digest(model: ModelConfig) -> str | None:
+    """Returns the sha256 of the LoRA that is merged into the base model; None without one."""
+    return None if model.lora is None else digest_once(merged_lora(model.lora))
 
 
 def build_model(spec: RunSpec, adapters: Path | None = None, *, check_own_family: bool = False) -> Model:
@@ -74,6 +88,7 @@ def build_model(spec: RunSpec, adapters: Path | None = None, *, check_own_family
     torch.set_num_threads(config.model.threads)
     loaded = spec.family.load(model, config.model)
     built = spec.build(loaded)
+    require_merged(built.adapters.networks, config.model.lora)
     require_quantized(built.adapters.networks, config.model.base_weights)
     set_execution(built.adapters.networks, built.modules, config.model)
     if check_own_family and is_own(config.model.family):
@@ -82,6 +97,7 @@ def build_model(spec: RunSpec, adapters: Path | None = None, *, check_own_family
     if adapters is not None:
         check_weights(adapters)
         check_base(adapters, model)
+        check_lora(adapters, lora_digest(config.model))
         built.adapters.load(adapters, spec.modules)
     return built
 
@@ -102,7 +118,7 @@ def build_trainer(
     config, scorer = spec.config, scorer.without_judges()
     model.adapters.attach({module: config.lora_of(module) for module in spec.modules}, config.training_seed)
     if start is not None and start.is_file():
-        lora_files.start_from(model.adapters[spec.modules[0]], lora_files.read_lora(spec.family, start))
+        start_from(model.adapters[spec.modules[0]], read_lora(spec.family.saved_as[0], start))
     elif start is not None:
         model.adapters.start_from(start)
     trainers: dict[str, GRPOTrainer[Any]] = {}
@@ -139,10 +155,11 @@ def check_start(spec: RunSpec, start: Path) -> None:
     """Raises UserError where the modules cannot start from ``start``, a LoRA file or a folder of adapters: it is
     damaged, of a different base model, lacks a module, or has a different LoRA on one."""
     if start.is_file():
-        lora_files.require_startable(spec, start)
+        require_startable(spec, start)
         return
     check_weights(start)
     check_base(start, spec.model)
+    check_lora(start, lora_digest(spec.config.model))
     trained, before = modules_of(start), Parameters.model_validate(read_facts(start)["parameters"])
     for module in spec.modules:
         if module not in trained:
@@ -168,6 +185,7 @@ def load_model(
     adapters: Path | str | None = None,
     family: str = "auto",
     revision: str | None = None,
+    lora: str | None = None,
     options: dict[str, object] | None = None,
     dtype: Dtype = "float32",
     base_weights: Literal["full", "8bit", "4bit"] = "full",
@@ -183,6 +201,7 @@ def load_model(
         size: (height, width) in pixels, multiples of 32.
         frames: of a video, and how many a second (``fps``, which LTX-Video reads); None = images.
         revision: branch, tag or commit of a hub id; None = main.
+        lora: a LoRA that is merged into the model, as the parameter ``model.lora`` names it; None = none.
         train: the modules that get an adapter.
         adapters: folder with the saved adapters of these modules (by default of all that it has) to sample with,
             instead of fresh ones to train; also one that a policy's ``save_adapter`` wrote.
@@ -194,6 +213,7 @@ def load_model(
     model_config = ModelConfig(
         path=model,
         revision=revision,
+        lora=lora,
         dtype=dtype,
         base_weights=base_weights,
         device=device,
@@ -208,9 +228,11 @@ def load_model(
     )
     attention_of(model_config, model_family.modules)
     built = model_family.build(model_family.load(model_config.path, model_config), settings)
+    require_merged(built.adapters.networks, lora)
     require_quantized(built.adapters.networks, base_weights)
     set_execution(built.adapters.networks, built.modules, model_config)
     if adapters is not None:
+        check_lora(Path(adapters), lora_digest(model_config))
         built.adapters.load(Path(adapters), train)
     else:
         built.adapters.attach(dict.fromkeys(train, config.lora), seed)
@@ -229,6 +251,7 @@ def load_policy(
     kl_reference: bool = False,
     family: str = "auto",
     revision: str | None = None,
+    lora: str | None = None,
     options: dict[str, object] | None = None,
     dtype: Dtype = "float32",
     device: str = "auto",
@@ -241,6 +264,7 @@ def load_policy(
         size: (height, width) in pixels, multiples of 32.
         frames: of a video, and how many a second (``fps``, which LTX-Video reads); None = images.
         revision: branch, tag or commit of a hub id; None = main.
+        lora: a LoRA that is merged into the model, as the parameter ``model.lora`` names it; None = none.
         rollout: how training samples are generated; None = 4 denoising steps at guidance 1.5, temperature 1.
         kl_reference: needed where ``GRPOConfig.kl_weight`` is above 0.
     """
@@ -258,6 +282,7 @@ def load_policy(
         train=[name],
         family=family,
         revision=revision,
+        lora=lora,
         options=options,
         dtype=dtype,
         device=device,

@@ -17,16 +17,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kedro.io import DataCatalog, MemoryDataset
 
 from tests.data.making import data_config
 from tests.evaluation.defaults import parameters
 from tests.hub import RESET, hub, hub_at
 from tests.models.families.sd3 import tiny
 from visual_grpo.common.errors import UserError
+from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import Parameters, RewardConfig
+from visual_grpo.data.datasets import FolderDataset
 from visual_grpo.data.sources import find_records
+from visual_grpo.hooks.parameters import ParameterHooks
 from visual_grpo.models.family import find_family
 from visual_grpo.operations.preflight.check import check_before_run, pinned
+from visual_grpo.pipeline_registry import register_pipelines
 from visual_grpo.rewards.catalogue import build_reward
 from visual_grpo.tracking.adapter_lookup import start_of_training
 
@@ -170,6 +175,7 @@ FAULTS: dict[str, Case] = {
     "A revision of a dataset that is not there": Case(ask=lambda: ask_for_data(revision="v9"), files=DATA),
     "A dataset that is a script": Case(ask=ask_for_data, files=DATA | {"thing.py": ""}),
     "A dataset, and the cache is read-only": Case(ask=ask_for_data, files=DATA, cache="prompts.txt/cache"),
+    "A dataset, and the disk is too small": Case(ask=ask_for_data, files=DATA, free=10),
     "A dataset of several configurations": Case(
         ask=ask_for_data,
         files={"README.md": CARD, "en/a.jsonl": DATA["train.jsonl"], "fr/a.jsonl": DATA["train.jsonl"]},
@@ -181,6 +187,9 @@ FAULTS: dict[str, Case] = {
     "A LoRA that is not there": Case(ask=lambda: ask_for_lora(f"{NAME}/c.safetensors"), files=LORA),
     "A LoRA, and the cache is read-only": Case(
         ask=lambda: ask_for_lora(f"{NAME}/a.safetensors"), files=LORA, cache="prompts.txt/cache"
+    ),
+    "A LoRA, and the disk is too small": Case(
+        ask=lambda: ask_for_lora(f"{NAME}/a.safetensors"), files=LORA, free=50_000
     ),
     "Several LoRA in a repository": Case(ask=ask_for_lora, files=LORA),
     "`HF_HUB_OFFLINE=1`, and no file named": Case(ask=ask_for_lora, files=LORA, offline=True),
@@ -232,3 +241,31 @@ def test_a_fault_on_the_hub_is_told_soon_and_before_weights(
     said, downloaded = ROWS[fault]
     assert said in str(told.value)
     assert case.ask is load_model or (seconds < SECONDS and size == downloaded < SMALL)
+
+
+def test_what_a_command_downloads_must_fit_on_the_disk_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    for repository, files in {"model": MODEL, "clip": CLIP}.items():
+        for file, text in files.items():
+            Path(repository, file).parent.mkdir(parents=True, exist_ok=True)
+            Path(repository, file).write_text(text)
+    tree = config().model_dump() | {"rewards": {"clip_score": {"options": {"model": "someone/clip"}}}}
+    hooks = ParameterHooks()
+    hooks._parameters, hooks._runtime, hooks._taken = Parameters.model_validate(tree), {}, {}
+    catalog = DataCatalog({"records": MemoryDataset([PromptRecord(id="a", prompt="a cat")])})
+    catalog["adapters"] = FolderDataset(filepath=str(tmp_path / "adapters"))
+    hooks.after_catalog_created(catalog)
+
+    def checked(free: int) -> None:
+        monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(free, 0, free))
+        with hub(NAME, Path("model"), beside={"someone/clip": Path("clip")}):
+            hooks.before_pipeline_run(register_pipelines()["train"], catalog)
+
+    both = "0.1 MB of someone/clip are to be downloaded beside 0.3 MB of someone/thing (model.path) into "
+    with pytest.raises(UserError, match=re.escape(f"rewards.clip_score.options.model: {both}")):
+        checked(free=350_000)
+    checked(free=10**9)
+    assert "Downloads 0.4 MB in all into " in capsys.readouterr().out

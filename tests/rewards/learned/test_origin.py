@@ -36,6 +36,12 @@ def scored(reward: ClipReward) -> None:
     reward([record("a")], [picture(0)])
 
 
+def test_a_model_is_named_by_the_address_of_its_page(empty_cache: None) -> None:
+    for address in ("hf://acme/clip", "https://huggingface.co/acme/clip/"):
+        with pytest.raises(UserError, match="its model is 'acme/clip', which is not on this machine, and http"):
+            ClipScore(model=address).check_machine()
+
+
 @pytest.mark.parametrize("file", ["config.json", "model.safetensors", "tokenizer.json"])
 def test_files_that_a_folder_lacks_are_named(copied: Path, file: str) -> None:
     (copied / file).rename(copied / "pytorch_model.bin")  # Pickled weights do not count.

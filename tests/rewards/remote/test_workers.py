@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import math
+import runpy
 import signal
 import socket
+import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 
 from tests.rewards.learned import tiny
 from tests.rewards.remote.processes import WORKERS, module_of, served, started, told_at_its_end
@@ -190,3 +195,19 @@ def test_soft_tifa_of_a_small_model_over_http(tmp_path: Path) -> None:
     assert 0 < float(output.values[0]) < float(output.parts["arithmetic"][0]) < 1
     assert output.values[0] != output.values[2]
     assert output.values[2] == alone.values[0]
+
+
+def test_the_part_of_hpsv3_is_a_standard_deviation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its model gives the logarithm."""
+
+    class Inferencer:
+        def __init__(self, **_: Any) -> None: ...
+
+        def reward(self, images: Sequence[Image.Image], prompts: Sequence[str]) -> torch.Tensor:
+            return torch.tensor([[2.5, math.log(0.5)]])
+
+    monkeypatch.setitem(sys.modules, "hpsv3", SimpleNamespace(HPSv3RewardInferencer=Inferencer))
+    monkeypatch.syspath_prepend(WORKERS)
+    loaded = runpy.run_path(str(WORKERS / "hpsv3/worker.py"))
+    scores, parts = loaded["load"]()(SimpleNamespace(images=[Image.new("RGB", (2, 2))], prompts=["a cat"]))
+    assert (scores, parts["sigma"]) == ([2.5], [pytest.approx(0.5)])

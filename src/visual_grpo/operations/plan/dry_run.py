@@ -58,7 +58,8 @@ def planned_model(config: Parameters, *, measured: bool = False) -> PlannedModel
     Raises UserError where the configuration files are not on this machine.
     """
     folder, source = configuration_folder(config.model.path)
-    family, model = find_family(config.model.family, folder), config.model
+    # A merged LoRA leaves all sizes as they are.
+    family, model = find_family(config.model.family, folder), config.model.model_copy(update={"lora": None})
     spec = resolve(config, family=family)
     if not measured:
         with without_weights("meta"):

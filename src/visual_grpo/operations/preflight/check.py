@@ -19,6 +19,8 @@ from visual_grpo.models.family import Family, find_family, is_own
 from visual_grpo.models.flow.references import taken
 from visual_grpo.models.hub import look_up, weights_bytes
 from visual_grpo.models.loading import saved_class
+from visual_grpo.models.lora_fit import require_mergeable
+from visual_grpo.models.lora_lookup import lora_at_commit, merged_lora
 from visual_grpo.models.run_spec import RunSpec, resolve
 from visual_grpo.operations.preflight.findings import OF_A_RECORD, Findings, look_at_folder, look_at_table
 from visual_grpo.rewards.catalogue import build_reward
@@ -64,22 +66,27 @@ def check_model(config: Parameters) -> RunSpec:
                 f"model.family is {spec.family.name}, which loads {', '.join(spec.family.saved_as)}, but the model at"
                 f" {config.model.path} is a {class_name}. With model.family=auto the model chooses its family."
             )
+    if config.model.lora is not None and not config.model_is_pretrained:
+        require_mergeable(spec, merged_lora(config.model.lora))
     return spec
 
 
 def pinned(config: Parameters) -> tuple[Parameters, list[str]]:
-    """Returns the parameters with the commit of a model on the hub as ``model.revision``, and what to tell of it.
+    """Returns the parameters with the commit of a model on the hub as ``model.revision``, and of a LoRA on the hub in
+    ``model.lora``, and what to tell of it.
 
     Every load and every record of the command is of that commit. Raises UserError where the model cannot be had.
     """
-    if config.model_is_pretrained:
-        return config, []
-    if not may_be_hub_id(config.model.path):
-        return config, list(_slow(config, weights_bytes(Path(config.model.path).expanduser())))
-    found = look_up(config.model.path, config.model.revision)
-    model = config.model.model_copy(update={"revision": found.commit})
-    notes = [*found.notes, *_slow(config, found.cached + found.to_download)]
-    return config.model_copy(update={"model": model}), notes
+    changes, notes = dict[str, str](), list[str]()
+    if not config.model_is_pretrained and may_be_hub_id(config.model.path):
+        found = look_up(config.model.path, config.model.revision)
+        changes["revision"] = found.commit
+        notes = [*found.notes, *_slow(config, found.cached + found.to_download)]
+    elif not config.model_is_pretrained:
+        notes = list(_slow(config, weights_bytes(Path(config.model.path).expanduser())))
+    if config.model.lora is not None:
+        changes["lora"] = lora_at_commit(config.model.lora, "model.lora")
+    return config.model_copy(update={"model": config.model.model_copy(update=changes)}), notes
 
 
 def _slow(config: Parameters, weights: int) -> Iterator[str]:

@@ -140,6 +140,8 @@ def bring_inputs(
     if has_base and is_pretrained and content is not None:
         shutil.copytree(project / before["model"]["path"], code / model, dirs_exist_ok=True)
     _bring_reward_files(project, code, facts, tree)
+    if (lora := tree["model"].get("lora")) is not None and (project / Path(lora).expanduser()).is_file():
+        _bring(project, code, lora, facts)
     if not is_pretrained and content is not None:
         _bring(project, code, model, facts)
     if has_data:
@@ -155,6 +157,7 @@ def bring_inputs(
     if not has_base:
         return [starter]
     report = {"dataset": tree["data"]["path"], "model": model, "digest": facts["model_digest"], "content": content}
+    report |= {"lora": facts["model_lora"]} if "model_lora" in facts else {}
     write_atomically(places["base_model"], json.dumps(report))
     return []
 

@@ -19,6 +19,7 @@ from click import ClickException
 
 from visual_grpo import provenance
 from visual_grpo.common import quiet_libraries
+from visual_grpo.common.digests import digest_once
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.files import from_here, write_atomically
 from visual_grpo.common.importing import code_digest
@@ -116,9 +117,11 @@ def stage_parameters(config: Parameters) -> dict[str, Any]:
     """Returns, by stage, the parameters and digests of the user's files that decide its result."""
     tree = config.public()
     record = {"parameters": tree, **provenance.code(config, hub=False)}
-    world = {function: code_digest(function) for function in own_functions(config)}
+    read = {function: code_digest(function) for function in own_functions(config)}
+    if config.model.lora is not None and (lora := Path(config.model.lora).expanduser()).is_file():
+        read["model.lora"] = digest_once(lora)
     return {
-        "starter": {**{name: tree[name] for name in ("data", "model", "seed", "starter")}, **world},
+        "starter": {**{name: tree[name] for name in ("data", "model", "seed", "starter")}, **read},
         "data_preparation": {"data": tree["data"]},
         **{pipeline: provenance.values(record, about) for pipeline, about in PIPELINES.items()},
     }

@@ -24,7 +24,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from visual_grpo.common.device import resolve_device
-from visual_grpo.common.digests import may_be_hub_id
+from visual_grpo.common.digests import may_be_hub_id, on_hub
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.hub import REFUSALS, refusal, require_space, shown_size, silence
 from visual_grpo.common.quiet_libraries import hidden_progress_bars
@@ -51,7 +51,7 @@ _models: WeakValueDictionary[tuple[object, ...], Any] = WeakValueDictionary()
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """A model's folder or hub id, as an option of a reward names it. Its methods raise UserError."""
+    """A model's folder, or hub id or its address, as an option of a reward names it. Its methods raise UserError."""
 
     reward: str
     option: str
@@ -66,13 +66,16 @@ class Origin:
     patterns: Sequence[str] = _LOADED
     """Files to download."""
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "path", on_hub(self.path) or self.path)  # The address of its page is a hub id's, too.
+
     def check(self) -> None:
         """Refuses missing files that the hub does not have either, and damaged ones or a different model's."""
         if (folder := self._local()) is not None:
             self._check_content(folder)
             return
         missing = self._missing_bytes(self._ask_hub())
-        require_space(self._parameter, self.path, missing)
+        require_space("model", self._parameter, self.path, missing)
         size = shown_size(missing)
         log.info("The reward %s downloads %s of %s when it scores its first sample.", self.reward, size, self.path)
 
