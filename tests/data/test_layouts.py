@@ -44,7 +44,7 @@ def builder(table, file="hf://datasets/owner/name@abc/train.parquet"):
 
 @pytest.fixture
 def at_a_commit(monkeypatch):
-    info = SimpleNamespace(sha="abc", gated=False, siblings=[])
+    info = SimpleNamespace(id="owner/name", sha="abc", gated=False, siblings=[])
     monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", lambda *_, **__: info)
 
 

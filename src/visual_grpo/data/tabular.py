@@ -308,10 +308,11 @@ def _header(rows: csv.DictReader[str], file: Path, data: DataConfig) -> list[str
         raise UserError(f"{file}: the header has {', '.join(map(repr, twice))} more than once. Rename a column.")
     if not {*prompt_columns(data)} & {*header, *map(str.lower, header)}:
         names = ", ".join(prompt_columns(data))
+        elsewhere = f" If a different file has the prompts, give it as {data.parameter}."
         raise UserError(
             f"{file}: the header must name the prompt's column ({names}); it is"
             f" {shorten(str(header))}. Name the column with data.columns.prompt=NAME, or write a records.jsonl."
-            f"{'' if file == Path(data.path) else ' If a different file has the prompts, give it as {data.parameter}.'}"
+            f"{'' if file == Path(data.path) else elsewhere}"
         )
     return header
 
