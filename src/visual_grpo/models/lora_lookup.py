@@ -21,7 +21,7 @@ _HUB_ADDRESS = re.compile(
     rf"(?P<repository>{_HUB_ID})(?:@(?P<commit>[0-9a-f]{{40}}))?(?:/(?:(?:blob|resolve|tree)/main/?)?(?P<file>.+)?)?"
 )
 _DIFFUSERS_FILE = "pytorch_lora_weights.safetensors"
-"""Name of a LoRA where a program gives it none of its own."""
+"""Default name of the file to which diffusers saves a LoRA."""
 
 
 def lora_file(named: str, parameter: str) -> Path | None:

@@ -371,7 +371,7 @@ def _cleanness(record: PromptRecord, image: Tensor) -> Tensor:
 
 
 def _at_half_height(objects: Objects) -> Objects:
-    """The same objects, each up to half of its own distance from the background.
+    """Returns the objects with masks that end at half of each object's mean colour distance from the background.
 
     The eye sees an outline there. At a fixed distance, an outline would move outwards as its colour gets stronger.
     """
