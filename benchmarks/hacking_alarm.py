@@ -34,7 +34,7 @@ from visual_grpo.data.manifest import RecordTable
 from visual_grpo.evaluation.alarm import HackingMonitor
 from visual_grpo.evaluation.samples import distinct_prompts, read_scores
 from visual_grpo.models.run_spec import resolve
-from visual_grpo.rewards.catalogue import build_reward_set
+from visual_grpo.rewards.build import build_reward_set
 from visual_grpo.starter.worlds import SHAPES
 from visual_grpo.training import components
 from visual_grpo.training.run import Callbacks, Shown, TrainingRun

@@ -26,7 +26,8 @@ from visual_grpo.common import quiet_libraries
 from visual_grpo.common.images import to_tensor
 from visual_grpo.common.types import PromptRecord, TextSample, VideoSample
 from visual_grpo.config import RewardConfig
-from visual_grpo.rewards.catalogue import BUILT_IN, build_reward
+from visual_grpo.rewards.build import build_reward
+from visual_grpo.rewards.catalogue import BUILT_IN
 from visual_grpo.rewards.reward import FunctionReward
 from visual_grpo.starter.shapes.render import COMBINATIONS, draw
 

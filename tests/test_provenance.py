@@ -22,11 +22,12 @@ from visual_grpo.provenance import (
     parameters_of_training,
     require_made_from,
     require_pair,
-    source_digest,
     values,
     without_scoring,
 )
 from visual_grpo.rewards.catalogue import BUILT_IN, transport_of
+from visual_grpo.training import made_with
+from visual_grpo.training.made_with import source_digest
 
 HERE = "tests.test_provenance"
 
@@ -57,7 +58,8 @@ def rewards_of(
 def test_built_in_rewards_declare_only_options_that_they_have_and_nothing_that_decides() -> None:
     deciding = {"url", "model", "rubric", "protocol", "extra", "headers"}
     deciding |= {"batch_size", "image_size", "image_format"}
-    declared = {name: transport_of(name, None) for name in BUILT_IN}
+    declared = {name: getattr(load_attribute(path, ""), "transport", frozenset()) for name, path in BUILT_IN.items()}
+    assert declared == {name: transport_of(name, None) for name in BUILT_IN}
     assert {name for name, options in declared.items() if options} == {"http", "vlm_judge"}
     for name, options in declared.items():
         made = load_attribute(BUILT_IN[name], "")
@@ -168,8 +170,8 @@ def test_a_command_that_scores_nothing_takes_over_no_reward_but_what_paints_answ
 def test_every_file_is_a_source_but_those_that_only_call_show_and_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    packages = {file.parent.name for file in provenance.PACKAGE.glob("*/__init__.py")}
-    monkeypatch.setattr(provenance, "PACKAGE", tmp_path)
+    packages = {file.parent.name for file in made_with.PACKAGE.glob("*/__init__.py")}
+    monkeypatch.setattr(made_with, "PACKAGE", tmp_path)
     seen, before = set(), source_digest()
     for name in packages:
         (tmp_path / name).mkdir()
@@ -278,9 +280,9 @@ def test_the_code_of_a_function_that_an_option_names_decides(tmp_path: Path, mon
     monkeypatch.syspath_prepend(tmp_path)
     options = {"segmenter": {"function": "edited_segmenter:segment"}}
     config = parameters(**rewards_of(options, "negative_points", None))
-    before = provenance.code(config, hub=False)
+    before = provenance.code(config)
     file.write_text("def segment(image, prompt):\n    return image[0] > 9\n")
-    now = provenance.code(config, hub=False)
+    now = provenance.code(config)
     name = "code of reward negative_points: segmenter.function"
     assert differences(before, now, TRAIN) == {name: (before[name], now[name])}
     [note] = code_notes(before, now)

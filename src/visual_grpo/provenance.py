@@ -3,36 +3,26 @@
 It maps names to JSON values: ``parameters`` to the parameter tree, the names of `INPUTS`, `RUNTIME` and of the
 rewards' code and files to digests or words, and ``unread`` to patterns of parameters that no judged sample of the model
 depends on. Folders of samples have it in `FILE_NAME`, a checkpoint in the entry ``provenance`` of its metadata, and
-adapters in training.json, next to facts of their training. `differences` compares two, as far as a kind of result is
-concerned (`config.decides`).
+adapters in training.json, next to facts of their training. `training.made_with` makes it; `differences` compares two,
+as far as a kind of result is concerned (`config.decides`).
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
-import platform
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
-from functools import cache
-from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import torch
-
-from visual_grpo.common.device import device_kind, processor, resolve_device
 from visual_grpo.common.digests import option_files, tree_digest
 from visual_grpo.common.errors import Remedy, UserError
 from visual_grpo.common.importing import code_digest, option_code
-from visual_grpo.config import GRPOConfig, ModelConfig, Parameters, flatten, merged
+from visual_grpo.config import Parameters, flatten, merged
 from visual_grpo.config.adapter_folder import CODE, COMMIT, FILE
 from visual_grpo.config.decides import PIPELINES, Decides, decides, declared, is_of_the_command
 from visual_grpo.config.presets import AUTO
-from visual_grpo.rewards.catalogue import is_negative_points, reward_commits, transport_of
-
-if TYPE_CHECKING:
-    from visual_grpo.models.run_spec import RunSpec
+from visual_grpo.rewards.catalogue import is_negative_points, transport_of
 
 Provenance = Mapping[str, Any]
 Differences = dict[str, tuple[Any, Any]]
@@ -58,53 +48,10 @@ FILE_NAME, MADE_FROM = "provenance.json", "made_from"
 which alone the result can be judged, by their names in the catalog."""
 
 
-def of(
-    spec: RunSpec, base_model: Mapping[str, Any], data: str, start: str | None = None, **made_from: str
-) -> dict[str, Any]:
-    """Returns the provenance of a result of this command; see `inputs`."""
-    config, unread = spec.config, []
-    if len(spec.samplers) == 1:
-        unread.append("sampling.rollout")
-    if not any(sampler.stochastic for sampler in spec.samplers.values()):
-        unread.append("policy.flow")
-    return {
-        "parameters": config.public(),
-        "unread": unread,
-        **inputs(config, base_model, data, start),
-        **runtime(config.model, config.grpo),
-        **({MADE_FROM: made_from} if made_from else {}),
-    }
-
-
-def inputs(
-    config: Parameters, base_model: Mapping[str, Any], data: str, start: str | None = None
-) -> dict[str, str | None]:
-    """Returns the entries besides parameters and `runtime`: digests of what is read.
-
-    Args:
-        base_model: the dataset ``base_model``.
-        data: digest of the prepared records.
-        start: digest of the adapters that a training starts from.
-    """
-    digests = {
-        "model": base_model["model"],
-        "model_digest": base_model["digest"],
-        "model_content": base_model["content"],
-        "model_lora": base_model.get("lora"),
-        "data": data,
-        "start": start,
-        "device": device_kind(config.model.device),
-        **code(config),
-    }
-    return {name: digest for name, digest in digests.items() if digest is not None}
-
-
-def code(config: Parameters, *, hub: bool = True) -> dict[str, str]:
-    """Returns the entries of the user's code, of files that options of rewards name, and of weights on the hub."""
+def code(config: Parameters) -> dict[str, str]:
+    """Returns the entries of the user's code, and of files that options of rewards name."""
     digests: dict[str, str] = {}
-    commits = reward_commits(config.rewards) if hub else {}
     for name, reward in config.rewards.items():
-        digests |= {f"{COMMIT}{name}: {option}": commit for option, commit in commits.get(name, {}).items()}
         digests |= {f"{FILE}{name}: {o}": found for o, found in option_files(reward.options, config.output).items()}
         digests |= {f"{CODE}{name}: {option}": found for option, found in option_code(reward.options).items()}
         if reward.function is not None:
@@ -303,50 +250,3 @@ def code_notes(training: Provenance, now: Provenance) -> list[str]:
     names = [name for name in now if name.startswith(CODE) and training.get(name, now[name]) != now[name]]
     changed = [name.removeprefix(CODE) for name in names]
     return [f"The code of reward {', '.join(changed)} has changed since the training."] if changed else []
-
-
-# Source files, libraries and processor.
-
-LIBRARIES = (
-    *("accelerate", "diffusers", "numpy", "onnxruntime", "opencv-python-headless", "pandas", "peft", "pillow"),
-    *("pytorch-msssim", "rapidfuzz", "rapidocr", "safetensors", "scikit-learn", "scipy", "tokenizers", "torch"),
-    *("torchvision", "transformers"),
-)
-"""Libraries whose versions may change numbers."""
-PACKAGE = Path(__file__).parent
-_NO_RESULTS = ("operations", "tracking")
-"""Packages that show, log or call, and decide nothing that is generated or learned."""
-
-
-def runtime(model: ModelConfig, grpo: GRPOConfig) -> dict[str, str]:
-    """Returns the entries of `RUNTIME`: a digest of this package's files, and libraries and processor in words."""
-    # bitsandbytes only where the model or the optimiser is computed with it: other runs need not have it.
-    few_bits = (model.base_weights, grpo.optimizer) != ("full", "adamw")
-    return {SOURCES: source_digest(), NUMERICS: _numerics(model.device, few_bits)}
-
-
-def source_digest() -> str:
-    """Returns 64 hex digits, which change when a file that results may depend on is edited."""
-    digest = hashlib.sha256()
-    for file in sorted(PACKAGE.rglob("*.py")):
-        name, content = file.relative_to(PACKAGE), file.read_bytes()
-        if name.parts[0] not in _NO_RESULTS:
-            digest.update(f"{name.as_posix()}\0{len(content)}\0".encode() + content)
-    return digest.hexdigest()
-
-
-def _numerics(device_name: str, few_bits: bool) -> str:
-    device = resolve_device(device_name)
-    versions = [f"{name} {_version(name)}" for name in (*LIBRARIES, *["bitsandbytes"] * few_bits)]
-    hardware = processor()
-    if device.type == "cuda":
-        hardware += f" {torch.cuda.get_device_name(device)}"
-    return ", ".join([f"python {platform.python_version()}", *versions, f"{device.type} {hardware}"])
-
-
-@cache
-def _version(library: str) -> str:
-    try:
-        return metadata.version(library)
-    except metadata.PackageNotFoundError:
-        return "none"

@@ -17,6 +17,7 @@ from visual_grpo.config.decides import PIPELINES
 from visual_grpo.config.schema import merged
 from visual_grpo.models.run_spec import resolve
 from visual_grpo.starter.world_defaults import with_world
+from visual_grpo.training import made_with
 
 FILE = Path(__file__).parents[2] / "conf" / "base" / "parameters.yml"
 
@@ -38,8 +39,8 @@ def samples_record(config: Parameters, commits: Mapping[str, Any] | None = None,
     rewards read."""
     starter = {"model": "m", "digest": "model", "content": None} | report
     with (
-        patch.object(provenance, "reward_commits", return_value=commits or {}),
-        patch.object(provenance, "runtime", return_value={}),  # It asks for the device, which need not be here.
+        patch.object(made_with, "reward_commits", return_value=commits or {}),
+        patch.object(made_with, "runtime", return_value={}),  # It asks for the device, which need not be here.
     ):
-        record = provenance.of(resolve(config), starter, "data")
+        record = made_with.of(resolve(config), starter, "data")
     return provenance.values(record, PIPELINES["baseline"], rounding=False)

@@ -25,7 +25,7 @@ from visual_grpo.config import AlarmConfig, EvaluationConfig, RewardConfig, Samp
 from visual_grpo.evaluation.alarm import HackingMonitor
 from visual_grpo.evaluation.pictures import STRIP, data_uri, of_file, of_sample
 from visual_grpo.evaluation.samples import Asked, generate_and_score, plan_images
-from visual_grpo.rewards.catalogue import build_reward_set
+from visual_grpo.rewards.build import build_reward_set
 
 FRAMES, SIDE = 5, 32
 REWARDS = {

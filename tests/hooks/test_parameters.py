@@ -13,7 +13,6 @@ import torch
 from kedro.io import DataCatalog, MemoryDataset
 
 from tests.small_project import ROOT
-from visual_grpo import provenance
 from visual_grpo.common.digests import file_digest
 from visual_grpo.common.errors import UserError
 from visual_grpo.config.adapter_folder import adapter_digest
@@ -24,6 +23,7 @@ from visual_grpo.hooks.parameters import RUN_SPEC, ParameterHooks, ProjectConfig
 from visual_grpo.models.run_spec import resolve
 from visual_grpo.pipeline_registry import register_pipelines
 from visual_grpo.settings import CONFIG_LOADER_ARGS
+from visual_grpo.training import made_with
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_resume_same_is_settled_before_the_nodes(tmp_path: Path, monkeypatch: py
     hooks = hooks_of("resume=same,train.start=start,policy.train=ar")
     config = hooks._parameters
     (tmp_path / "start/training.json").write_text(json.dumps({"parameters": config.public()}))
-    made = provenance.of(resolve(config), base_model, "data", adapter_digest(tmp_path / "start"))
+    made = made_with.of(resolve(config), base_model, "data", adapter_digest(tmp_path / "start"))
     metadata = {"provenance": made, "mlflow_run_id": None}
     save_checkpoint(Path(config.tracking.checkpoints), 1, {"a": torch.zeros(1)}, metadata)
 

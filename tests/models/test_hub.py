@@ -12,7 +12,6 @@ import pytest
 
 from tests.evaluation.defaults import parameters
 from tests.hub import COMMIT, hub, hub_at
-from visual_grpo import provenance
 from visual_grpo.common.errors import UserError
 from visual_grpo.hooks.inputs_and_outputs import tags_of
 from visual_grpo.models.hub import look_up
@@ -20,6 +19,7 @@ from visual_grpo.models.run_spec import resolve
 from visual_grpo.operations.preflight.check import check_before_run, pinned
 from visual_grpo.pipeline_registry import register_pipelines
 from visual_grpo.pipelines.starter import build
+from visual_grpo.training import made_with
 from visual_grpo.training.components import check_unchanged
 
 NAME, MOVED = "someone/sd3", "f" * 40
@@ -70,7 +70,7 @@ def test_a_branch_becomes_its_commit_once_and_every_record_has_it(tmp_path: Path
     ]
     assert look_up(NAME, None).commit == COMMIT, "from the cache, without a network"
     spec = resolve(config)
-    assert provenance.of(spec, found, "data")["parameters"]["model"]["revision"] == COMMIT
+    assert made_with.of(spec, found, "data")["parameters"]["model"]["revision"] == COMMIT
     check_unchanged(found, spec)
     with hub(NAME, folder, commit=MOVED):
         moved, _ = pinned(parameters(**MODEL))

@@ -36,6 +36,7 @@ from visual_grpo.models.run_spec import RunSpec, resolve
 from visual_grpo.operations.preflight.check import check_model, pinned
 from visual_grpo.pipelines.starter import build
 from visual_grpo.rewards.combine import RewardSet
+from visual_grpo.training import made_with
 from visual_grpo.training.components import build_model, check_unchanged, load_model
 
 RANK, ALPHA = 4, 2.0
@@ -290,7 +291,7 @@ def test_a_merged_file_is_a_part_of_the_base_model_in_every_record(sd3: tuple[Pa
     base, theirs = sd3
     specs = spec_of(base), spec_of(base, merged=shutil.copy(theirs, tmp_path))
     made = [build(spec.config.starter, spec.config.data, spec.config.model, 0) for spec in specs]
-    without, merged = (provenance.of(spec, model, "data") for spec, model in zip(specs, made, strict=True))
+    without, merged = (made_with.of(spec, model, "data") for spec, model in zip(specs, made, strict=True))
     for pipeline in ("baseline", "train"):
         found = provenance.differences(without, merged, PIPELINES[pipeline])
         assert provenance.described(found) == ["base model", "LoRA in the base model"]

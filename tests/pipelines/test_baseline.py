@@ -8,12 +8,11 @@ from kedro.io import DatasetError
 
 from tests.evaluation.defaults import parameters, samples_record
 from tests.pipelines.painted import SMALL, Project
-from visual_grpo import provenance
 from visual_grpo.common.errors import UserError
 from visual_grpo.evaluation.comparison import controls_of
 from visual_grpo.evaluation.samples import read_scores
 from visual_grpo.pipeline_registry import register_pipelines
-from visual_grpo.training import components
+from visual_grpo.training import components, made_with
 
 
 def test_every_eval_and_held_out_prompt_is_drawn_without_an_adapter(painted: Project) -> None:
@@ -130,6 +129,6 @@ def test_conditions_and_records_contain_the_code_of_an_own_family(
     found = []
     for edit in ("", "# edited"):
         (tmp_path / "an_edited_family.py").write_text(f"from visual_grpo.models.families.glm_image import FAMILY{edit}")
-        inputs = provenance.inputs(config, {"model": "a/model", "digest": "d", "content": None}, "data")
+        inputs = made_with.inputs(config, {"model": "a/model", "digest": "d", "content": None}, "data")
         found.append((samples_record(config), inputs))
     assert all(before != after for before, after in zip(*found, strict=True))

@@ -12,6 +12,7 @@ from tests.pipelines.painted import BRIGHTNESS, SMALL, Project
 from visual_grpo import provenance
 from visual_grpo.evaluation.samples import read_scores
 from visual_grpo.pipeline_registry import register_pipelines
+from visual_grpo.training import made_with
 
 PINNED = {"model": {"revision": "0123456789abcdef0123456789abcdef01234567"}}
 
@@ -66,10 +67,10 @@ def test_what_only_training_and_verdict_read_lets_it_be(painted: Project) -> Non
 
 def test_other_code_or_libraries_draw_it_again(painted: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     assert draw(painted)
-    monkeypatch.setattr(provenance, "source_digest", lambda: "another")
+    monkeypatch.setattr(made_with, "source_digest", lambda: "another")
     assert draw(painted)
     assert not draw(painted)
-    monkeypatch.setattr(provenance, "_version", lambda library: "another")
+    monkeypatch.setattr(made_with, "_version", lambda library: "another")
     assert draw(painted)
 
 

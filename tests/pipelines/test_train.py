@@ -47,6 +47,7 @@ from visual_grpo.tracking.model_card import model_card
 from visual_grpo.tracking.run_context import RunContext
 from visual_grpo.tracking.sync import DIGEST
 from visual_grpo.tracking.tracker import Tracker
+from visual_grpo.training import made_with
 
 FEW = {"steps": 1, "warmup_steps": 0}
 """Where the number of steps does not matter."""
@@ -102,7 +103,7 @@ class Project:
         scores = pd.DataFrame(rows)
         scores.attrs["weights"] = {name: reward.weight for name, reward in spec.config.rewards.items()}
         scores.to_parquet(self.folder / "baseline/scores.parquet")
-        present = provenance.of(spec, starter, catalog.load("records").digest)
+        present = made_with.of(spec, starter, catalog.load("records").digest)
         tree = merged(present["parameters"], self.made_otherwise)
         provenance.write(self.folder / "baseline", {**present, "parameters": tree})
 
@@ -382,7 +383,7 @@ def test_weights_of_a_reward_from_the_hub_belong_to_the_training(project: Projec
     options = {"model": "someone/clip", "revision": "c" * 40}
     config = parameters(project.folder, rewards={"clip_score": {"weight": 1.0, "options": options}})
     for entries in (
-        provenance.inputs(config, starter, records.digest),
-        provenance.values(provenance.of(resolve(config, starter["model"]), starter, records.digest), Decides.SCORES),
+        made_with.inputs(config, starter, records.digest),
+        provenance.values(made_with.of(resolve(config, starter["model"]), starter, records.digest), Decides.SCORES),
     ):
         assert entries["commit of reward clip_score: model"] == "c" * 40

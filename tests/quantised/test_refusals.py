@@ -18,7 +18,8 @@ from visual_grpo.config.decides import PIPELINES
 from visual_grpo.models import loading
 from visual_grpo.models.quantized import check_base_weights, require_quantized
 from visual_grpo.operations.preflight.check import check
-from visual_grpo.provenance import NUMERICS, runtime, values
+from visual_grpo.provenance import NUMERICS, values
+from visual_grpo.training.made_with import runtime
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import torch
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import Needs, PromptRecord, RewardOutput, TextSample
 from visual_grpo.config import RewardConfig
-from visual_grpo.rewards.catalogue import build_reward
+from visual_grpo.rewards.build import build_reward
 from visual_grpo.rewards.combine import ClipAndConditions, RewardSet
 from visual_grpo.rewards.reward import FunctionReward
 

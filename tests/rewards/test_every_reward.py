@@ -17,7 +17,8 @@ from tests.rewards.learned import tiny
 from visual_grpo.common.images import to_tensor
 from visual_grpo.common.types import PromptRecord, RewardOutput, TextSample, VideoSample
 from visual_grpo.config import RewardConfig
-from visual_grpo.rewards.catalogue import BUILT_IN, build_reward
+from visual_grpo.rewards.build import build_reward
+from visual_grpo.rewards.catalogue import BUILT_IN
 from visual_grpo.rewards.reward import FunctionReward, groups_of
 from visual_grpo.starter.shapes.render import COMBINATIONS
 from visual_grpo.starter.shapes.render import draw as draw_shape

@@ -15,7 +15,7 @@ from visual_grpo.common.images import to_pil
 from visual_grpo.common.types import PromptRecord, RewardOutput, VideoSample
 from visual_grpo.common.videos import frame_name
 from visual_grpo.config import RewardConfig
-from visual_grpo.rewards.catalogue import build_reward
+from visual_grpo.rewards.build import build_reward
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.rewards.frames import PerFrame
 from visual_grpo.rewards.reward import FunctionReward

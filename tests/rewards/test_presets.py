@@ -19,7 +19,7 @@ from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import Parameters
 from visual_grpo.config.presets import optimised_rewards
 from visual_grpo.operations.preflight.check import check_before_run
-from visual_grpo.rewards.catalogue import build_reward
+from visual_grpo.rewards.build import build_reward
 from visual_grpo.rewards.judges import missing_judges
 from visual_grpo.rewards.remote import local_worker
 from visual_grpo.rewards.remote.local_worker import python_of

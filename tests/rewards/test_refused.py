@@ -9,7 +9,7 @@ import pytest
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import RewardConfig
-from visual_grpo.rewards.catalogue import build_reward
+from visual_grpo.rewards.build import build_reward
 from visual_grpo.rewards.combine import RewardSet
 
 DETECTOR = "tests.rewards.test_object_layout:squares"

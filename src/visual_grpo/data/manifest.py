@@ -18,6 +18,8 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.data.splits import prompt_key
 
+IMAGES = "images"
+"""Folder of the prepared images, next to the manifest."""
 SEEN = "seen_prompts.json"
 FEW_PROMPTS = 10
 """An interval over fewer independent prompts is not to be relied on."""

@@ -30,7 +30,7 @@ from visual_grpo.data.checks import checked
 from visual_grpo.data.found import Found
 from visual_grpo.data.hub_dataset import at_commit, commit_of
 from visual_grpo.data.image_store import CHOOSE_VALUE, ImageStore, PreparedImage
-from visual_grpo.data.manifest import RecordTable, write_manifest
+from visual_grpo.data.manifest import IMAGES, RecordTable, write_manifest
 from visual_grpo.data.near_copies import NearCopies
 from visual_grpo.data.preparation_report import Report, also_rejected
 from visual_grpo.data.record import Item, Note, Place, Record, Rejected
@@ -47,8 +47,6 @@ from visual_grpo.data.splits import (
     usual_name,
 )
 
-IMAGES = "images"
-"""Folder of the prepared images, next to the manifest."""
 _MAX_THREADS = 8
 _SAME_SHAPE = 1.02
 """Ratio of two aspect ratios that is still taken for rounding."""

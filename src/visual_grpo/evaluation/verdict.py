@@ -258,16 +258,17 @@ def _means(block: Mapping[str, Any], names: Sequence[str]) -> str:
 
 def _judge_line(judge: Mapping[str, Any], names: Sequence[str]) -> str:
     """Says what a judge found, against the base and its best control, and what follows."""
-    of, control = "" if judge["judge_of"] == "total" else f"of {judge['judge_of']} ", judge["control"]
+    name = judge["name"] if judge["judge_of"] == "total" else f"{judge['name']} (of {judge['judge_of']})"
+    control = judge["control"]
     if judge["difference"] is None:
-        return f"Judge {of}{judge['name']}: no pair of samples could be scored{_judged_on(judge)}."
+        return f"Judge {name}: no pair of samples could be scored{_judged_on(judge)}."
     level = "" if judge["confidence"] == CONFIDENCE else f" ({100 * judge['confidence']:.4g}% interval)"
     over = ""
     if control and control["difference"] is not None:
         over = f"; against {control['sampler'].removeprefix('eval ')} {change(control)}"
     said = {CARRIES_OVER: "The gain carries over", CONTRADICTED: "It contradicts a gain"}
     follows = said.get(judge["outcome"], "The data do not show whether the gain carries over")
-    return f"Judge {of}{_means(judge, names)}{level}{over}{_judged_on(judge)}. {follows}."
+    return f"Judge {_means({**judge, 'name': name}, names)}{level}{over}{_judged_on(judge)}. {follows}."
 
 
 def _judged_on(judge: Mapping[str, Any]) -> str:

@@ -219,8 +219,7 @@ def _for_all_modules(tree: dict[str, Any], runtime: dict[str, Any]) -> dict[str,
 
 def _same_or_fresh(spec: RunSpec, pipeline: Pipeline, catalog: CatalogProtocol, latest: Path) -> Parameters:
     """Resolves ``resume=same``: ``auto`` if the newest checkpoint is of this very training, else ``never``."""
-    from visual_grpo import provenance
-    from visual_grpo.training import resuming
+    from visual_grpo.training import made_with, resuming
 
     if pipeline.all_outputs() & {"records", "base_model"}:
         raise UserError(
@@ -230,7 +229,7 @@ def _same_or_fresh(spec: RunSpec, pipeline: Pipeline, catalog: CatalogProtocol, 
     parameters, base_model, records = spec.config, catalog.load("base_model"), catalog.load("records")
     start = start_of_training(parameters.train.start, latest)
     digest = None if start is None else start_digest(start)
-    now = provenance.of(spec, base_model, records.digest, digest)
+    now = made_with.of(spec, base_model, records.digest, digest)
     why = resuming.why_another(Path(parameters.tracking.checkpoints), now)
     if why is not None:
         console.note(f"Starting at step 1: {why}")
@@ -245,7 +244,7 @@ def _of_resumed_run(tree: dict[str, Any], runtime: dict[str, Any]) -> tuple[dict
     resume, tracking = tree.get("resume"), tree.get("tracking")
     checkpoints = tracking.get("checkpoints") if isinstance(tracking, dict) else None
     # With ``same`` the parameters come from this command; the validation says what is wrong with other types.
-    if resume == Resume.SAME or not isinstance(resume, str) or not isinstance(checkpoints, str):
+    if resume in (Resume.NEVER, Resume.SAME) or not isinstance(resume, str) or not isinstance(checkpoints, str):
         return tree, {}
     from visual_grpo.grpo.checkpoint import SUMS
     from visual_grpo.training import resuming

@@ -14,7 +14,7 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.config.decides import PIPELINES
 from visual_grpo.data.manifest import RecordTable
 from visual_grpo.models.run_spec import RunSpec
-from visual_grpo.training import components
+from visual_grpo.training import components, made_with
 from visual_grpo.training.evaluation_samples import generate_samples
 
 
@@ -40,7 +40,7 @@ def generate_baseline(
     A baseline at ``present``, its place, is kept if the same one would be generated.
     """
     components.check_unchanged(base_model, spec)
-    now = provenance.of(spec, base_model, records.digest)
+    now = made_with.of(spec, base_model, records.digest)
     # The files of a model on the hub may have changed, unless its revision is a commit.
     known = base_model["content"] or re.fullmatch(r"[0-9a-f]{40}", spec.config.model.revision or "")
     why = _redraw_reason(present, now, spec.config.evaluation.redraw, bool(known))

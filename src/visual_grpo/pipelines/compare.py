@@ -46,7 +46,7 @@ def compare_adapters(parameters: Parameters, records: RecordTable, latest: Path,
     scorer = shared_scorer(parameters, second.facts or first.facts, shared)
     sample_model(parameters, first, second, shared, scorer, before)
     sample_model(parameters, second, first, shared, scorer, after)
-    codes = provenance.code(parameters, hub=False)
+    codes = provenance.code(parameters)
     notes = [f"The rewards are taken from the training of {(second if second.facts else first).name}."]
     if first.facts and second.facts:
         notes.append("One training each: this compares two adapters, not two methods. Other seeds give other adapters.")

@@ -22,7 +22,7 @@ from visual_grpo.models.run_spec import RunSpec
 from visual_grpo.starter.world_defaults import default_parameters
 from visual_grpo.tracking.adapter_lookup import find_adapters
 from visual_grpo.tracking.model_card import CARD, model_card
-from visual_grpo.training import components
+from visual_grpo.training import components, made_with
 from visual_grpo.training.evaluation_samples import generate_samples
 
 
@@ -80,7 +80,7 @@ def generate_trained(
     components.check_unchanged(base_model, spec)
     training, before = read_facts(adapters), provenance.read(baseline, "baseline")
     made_from = {"baseline": before["digest"], "adapters": adapter_digest(adapters)}
-    present = provenance.of(spec, base_model, records.digest, **made_from)
+    present = made_with.of(spec, base_model, records.digest, **made_from)
     provenance.require_pair(before, present, training.get("mlflow_run_id"))
     provenance.require_trained_on(training, present)
     generate_samples(draft, spec, records, adapters=adapters, title="evaluate")

@@ -19,7 +19,7 @@ from visual_grpo.data.preparation import ad_hoc_records
 from visual_grpo.evaluation.pictures import Painter, caption, grid, of_sample, save, suffix_of
 from visual_grpo.evaluation.samples import Request, generate_batches, requests
 from visual_grpo.models.run_spec import RunSpec
-from visual_grpo.rewards.catalogue import negative_points
+from visual_grpo.rewards.build import negative_points
 from visual_grpo.tracking.adapter_lookup import adapters_or_base
 from visual_grpo.training import components
 

@@ -29,6 +29,7 @@ from visual_grpo.operations.promotion import (
 )
 from visual_grpo.starter.world_defaults import default_parameters
 from visual_grpo.tracking.registry import Registry, gate_settings
+from visual_grpo.training import made_with
 
 
 def create_pipeline() -> Pipeline:
@@ -69,7 +70,7 @@ def judge(
     registry = Registry.of(settings, parameters.output)
     candidate, champion = find_candidate(settings.candidate, latest, parameters), registry.champion()
     digest = weights_digest(candidate.adapters)
-    present = {"parameters": parameters.public(), **provenance.code(parameters)}
+    present = {"parameters": parameters.public(), **provenance.code(parameters), **made_with.weights(parameters)}
     if changed := judge_differences(candidate, present):
         raise UserError(
             f"promote: the rewards that would judge {candidate.name} differ from those that it was trained with"

@@ -20,7 +20,7 @@ from visual_grpo.config import Parameters
 from visual_grpo.data.manifest import RecordTable
 from visual_grpo.data.preparation import ad_hoc_records
 from visual_grpo.evaluation.pictures import caption, grid, of_sample
-from visual_grpo.rewards.catalogue import build_reward_set
+from visual_grpo.rewards.build import build_reward_set
 from visual_grpo.rewards.combine import RewardSet
 
 

@@ -36,7 +36,7 @@ from visual_grpo.tracking.adapter_lookup import start_digest, start_of_training
 from visual_grpo.tracking.run_context import RunContext
 from visual_grpo.tracking.sync import DIGEST
 from visual_grpo.tracking.tracker import open_logs
-from visual_grpo.training import components, resuming
+from visual_grpo.training import components, made_with, resuming
 from visual_grpo.training.run import Callbacks, TrainingRun
 
 
@@ -87,7 +87,7 @@ def train(
             " Baseline, controls and KL are of the base model without it."
         )
     digest = None if start is None else start_digest(start)
-    present = provenance.of(spec, base_model, records.digest, digest)
+    present = made_with.of(spec, base_model, records.digest, digest)
     # Before the baseline is checked: the advice to make that again would lose the one that belongs to the checkpoint.
     resumed = resuming.resumed_run(config, present)
     before = provenance.read(baseline, "baseline")

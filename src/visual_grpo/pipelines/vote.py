@@ -43,7 +43,7 @@ from visual_grpo.evaluation.samples import SCORES, Request, distinct_prompts, ge
 from visual_grpo.models.run_spec import RunSpec
 from visual_grpo.operations.candidates import model_in, sampled_alike
 from visual_grpo.pipelines.generate import LISTED
-from visual_grpo.rewards.catalogue import negative_points
+from visual_grpo.rewards.build import negative_points
 from visual_grpo.rewards.votes.choices import AB, Ballot, Choice, Pair, append_line, read_choices
 from visual_grpo.rewards.votes.head import PIXELS, family_scores
 from visual_grpo.rewards.votes.server import served

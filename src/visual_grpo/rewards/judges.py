@@ -11,7 +11,8 @@ from typing import Any
 from visual_grpo.common.digests import named_paths, option_files, option_texts
 from visual_grpo.common.errors import UserError
 from visual_grpo.config import RewardConfig
-from visual_grpo.rewards.catalogue import BUILT_IN, build_reward
+from visual_grpo.rewards.build import build_reward
+from visual_grpo.rewards.catalogue import BUILT_IN
 from visual_grpo.rewards.remote.local_worker import python_of
 
 FAMILIES: Mapping[str, Mapping[str, tuple[str, ...]]] = {

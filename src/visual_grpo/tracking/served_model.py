@@ -51,7 +51,7 @@ from visual_grpo.config import Parameters, SamplerConfig, Task
 from visual_grpo.config.adapter_folder import BEST, LAST, adapter_digest, check_base, read_facts
 from visual_grpo.evaluation.samples import generate_batches, requests
 from visual_grpo.models.run_spec import resolve
-from visual_grpo.rewards.catalogue import negative_points
+from visual_grpo.rewards.build import negative_points
 from visual_grpo.tracking.model_card import CARD
 from visual_grpo.tracking.sync import DIGEST
 from visual_grpo.training import components

@@ -24,7 +24,7 @@ from visual_grpo.models.lora_lookup import merged_lora
 from visual_grpo.models.module import ModelSettings
 from visual_grpo.models.quantized import require_quantized
 from visual_grpo.models.run_spec import options_of
-from visual_grpo.rewards.catalogue import build_reward_set
+from visual_grpo.rewards.build import build_reward_set
 
 if TYPE_CHECKING:
     from visual_grpo.grpo.distributed.rollouts import RankZeroScorer

@@ -144,7 +144,7 @@ def _refuse_changes(run: ResumedRun, config: Parameters, now: provenance.Provena
 def adjusted(run: ResumedRun, parameters: Mapping[str, Any]) -> list[str]:
     """Lines ``NAME: BEFORE, NOW after step N`` of the parameters that decide or round the result and have changed."""
     before, now = ({"parameters": tree} for tree in (run.parameters, parameters))
-    # `provenance.runtime` tells of a different device.
+    # `made_with.runtime` tells of a different device.
     different = provenance.differences(before, now, PIPELINES["train"], but=["model.device"])
     step = checkpoint.step_of(run.checkpoint)
     return [f"{name}: {was}, {is_now} after step {step}" for name, (was, is_now) in different.items()]

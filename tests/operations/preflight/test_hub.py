@@ -32,7 +32,7 @@ from visual_grpo.hooks.parameters import ParameterHooks
 from visual_grpo.models.family import find_family
 from visual_grpo.operations.preflight.check import check_before_run, pinned
 from visual_grpo.pipeline_registry import register_pipelines
-from visual_grpo.rewards.catalogue import build_reward
+from visual_grpo.rewards.build import build_reward
 from visual_grpo.tracking.adapter_lookup import start_of_training
 
 PAGE = Path(__file__).parents[3] / "docs/experiments/faults.md"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -160,3 +162,18 @@ def test_a_folder_without_a_project_and_an_unknown_environment_are_told(
     told = capsys.readouterr().out
     assert told.startswith("Error: The environment 'txt' does not exist in ")
     assert "Did you mean 'text'" in told.replace("\n", " ")
+
+
+HEAVY = """
+import sys
+from pathlib import Path
+import visual_grpo.operations.retraining.__main__
+from visual_grpo.operations.retraining.project import read_project, stage_parameters
+assert stage_parameters(read_project(Path.cwd(), None).config)["train"]
+print(sorted({"torch", "scipy", "pandas", "diffusers", "transformers", "mlflow", "dvc"} & set(sys.modules)))
+"""
+
+
+def test_what_a_dry_run_reads_imports_no_heavy_library() -> None:
+    done = subprocess.run([sys.executable, "-c", HEAVY], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.splitlines()[-1:]) == (0, ["[]"]), done.stderr

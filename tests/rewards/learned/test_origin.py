@@ -15,7 +15,7 @@ from tests.hub import COMMIT, hub, hub_at
 from tests.rewards.learned.tiny import picture, record
 from visual_grpo.common.errors import UserError
 from visual_grpo.config import RewardConfig
-from visual_grpo.rewards.catalogue import build_reward
+from visual_grpo.rewards.build import build_reward
 from visual_grpo.rewards.learned.clip import ClipReward, ClipScore, PickScore
 
 

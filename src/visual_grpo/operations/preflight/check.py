@@ -23,7 +23,7 @@ from visual_grpo.models.lora_fit import require_mergeable
 from visual_grpo.models.lora_lookup import lora_at_commit, merged_lora
 from visual_grpo.models.run_spec import RunSpec, resolve
 from visual_grpo.operations.preflight.findings import OF_A_RECORD, Findings, look_at_folder, look_at_table
-from visual_grpo.rewards.catalogue import build_reward
+from visual_grpo.rewards.build import build_reward
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.rewards.judges import require_independent_judges
 from visual_grpo.starter.worlds import require_functions

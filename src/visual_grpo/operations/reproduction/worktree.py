@@ -24,8 +24,7 @@ from visual_grpo.common.processes import ProgramError, git, output_of
 from visual_grpo.config.adapter_folder import CHANGES, FILE
 from visual_grpo.config.presets import OUTPUT, place
 from visual_grpo.data.hub_dataset import HUB
-from visual_grpo.data.manifest import RecordTable
-from visual_grpo.data.preparation import IMAGES
+from visual_grpo.data.manifest import IMAGES, RecordTable
 from visual_grpo.tracking.run_context import dvc_hashes, recorded
 
 LOCK = "requirements.lock"

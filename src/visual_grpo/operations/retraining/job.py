@@ -24,10 +24,6 @@ from visual_grpo.common.errors import UserError, counted
 from visual_grpo.common.processes import OutOfTimeError, ProgramError, git, output_of, run
 from visual_grpo.config import MonitorConfig, RetrainConfig
 from visual_grpo.config.adapter_folder import FACTS, read_facts, weights_digest
-from visual_grpo.data import drift
-from visual_grpo.data.datasets import RecordsDataset
-from visual_grpo.data.drift import profile_of, read_profile
-from visual_grpo.data.splits import HELD_OUT
 from visual_grpo.operations.retraining.project import Project
 from visual_grpo.tracking.adapter_lookup import Registered
 from visual_grpo.tracking.registry import NOT_PROMOTED, Registry, gate_settings
@@ -35,7 +31,8 @@ from visual_grpo.tracking.run_context import dvc_imports
 
 PATIENCE = 600.0  # Seconds that a stopped command has for its checkpoint: it finishes the step.
 _MONITOR_SECONDS, _NOTIFY_SECONDS = 600.0, 60.0
-_DVC = (sys.executable, "-m", "visual_grpo.operations.retraining.dvc")
+_DVC = (sys.executable, "-m", f"{__package__}.dvc")
+_DATA_CHECK = (sys.executable, "-m", f"{__package__}.data_check")
 _TRAIN, _ALWAYS = "train", "parameters"  # Stages; `Project.write` has done the second's work before.
 
 
@@ -124,8 +121,10 @@ class Retraining:
         return self._clean_up(self.summary(code, decision["sentence"], version=decision["version"]))
 
     def foreseen(self) -> str:
-        """Returns what `run` would do now, for data that are not updated first. Trains and judges nothing."""
-        self._registry.champion()
+        """Returns what `run` would do now, for data that are not updated first. Trains and judges nothing.
+
+        MLflow, whose import takes longest, is asked only where nothing has changed.
+        """
         self.project.write()
         said = [f"{counted(len(files), 'import')} of DVC would be updated first"] if (files := self._imports()) else []
         before, asked = self._changed(_TRAIN, "--with-deps"), self._asked_for()
@@ -204,12 +203,9 @@ class Retraining:
     def _check_data(self, champion: Registered | None) -> None:
         """Raises DataRefusedError with each limit of ``retrain.data`` that the prepared records exceed, and if none of
         them is held out."""
-        records = RecordsDataset(filepath=str(self.project.place("records"))).load()
-        before = None if champion is None else read_profile(champion.adapters())
-        problems = drift.check(before, profile_of(records), self.config.retrain.data)
-        if not len(records.split(HELD_OUT)):
-            problems.append("Nothing is held out, so no gate could judge a training (data.held_out_share).")
-        if problems:
+        limits, before = self.config.retrain.data.model_dump_json(), [] if champion is None else [champion.adapters()]
+        said = output_of(*_DATA_CHECK, self.project.place("records"), limits, *before, at=Path.cwd())
+        if problems := json.loads(said):
             listed = "\n  ".join(["the data were refused, and nothing was trained:", *problems])
             raise DataRefusedError(f"{listed}\nFix the data, or raise the limit")
 

@@ -27,7 +27,7 @@ from visual_grpo.config import Parameters, RetrainConfig
 from visual_grpo.config.decides import PIPELINES
 from visual_grpo.config.presets import UNNAMED_ENVIRONMENTS, place
 from visual_grpo.config.schema import validate
-from visual_grpo.data.preparation import IMAGES
+from visual_grpo.data.manifest import IMAGES
 from visual_grpo.operations.command import render, split_params
 from visual_grpo.operations.session import EXPECTED, Session, expected_error
 from visual_grpo.starter.worlds import own_functions
@@ -116,7 +116,7 @@ class Project:
 def stage_parameters(config: Parameters) -> dict[str, Any]:
     """Returns, by stage, the parameters and digests of the user's files that decide its result."""
     tree = config.public()
-    record = {"parameters": tree, **provenance.code(config, hub=False)}
+    record = {"parameters": tree, **provenance.code(config)}
     read = {function: code_digest(function) for function in own_functions(config)}
     if config.model.lora is not None and (lora := Path(config.model.lora).expanduser()).is_file():
         read["model.lora"] = digest_once(lora)

@@ -34,6 +34,7 @@ from visual_grpo.common.device import in_thread
 from visual_grpo.common.errors import UserError, sanitize
 from visual_grpo.common.images import to_base64
 from visual_grpo.common.types import RewardOutput
+from visual_grpo.rewards.catalogue import TRANSPORT
 
 log = logging.getLogger(__name__)
 
@@ -101,10 +102,7 @@ class ServerReward:
     """
 
     waits: ClassVar[bool] = True
-    transport: ClassVar[frozenset[str]] = frozenset(
-        {"timeout", "deadline", "retries", "concurrency", "stop_after", "api_key"}
-    )
-    """Options that cannot affect a score."""
+    transport: ClassVar[frozenset[str]] = TRANSPORT
 
     url: str = "http://127.0.0.1:8765"
     _: KW_ONLY

@@ -1,0 +1,114 @@
+"""The provenance of what a command makes: its parameters, what it reads, source files, libraries and processor."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+from collections.abc import Mapping
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from visual_grpo.common.device import device_kind, processor, resolve_device
+from visual_grpo.config import GRPOConfig, ModelConfig, Parameters
+from visual_grpo.config.adapter_folder import COMMIT
+from visual_grpo.provenance import MADE_FROM, NUMERICS, SOURCES, code
+from visual_grpo.rewards.build import reward_commits
+
+if TYPE_CHECKING:
+    from visual_grpo.models.run_spec import RunSpec
+
+LIBRARIES = (
+    *("accelerate", "diffusers", "numpy", "onnxruntime", "opencv-python-headless", "pandas", "peft", "pillow"),
+    *("pytorch-msssim", "rapidfuzz", "rapidocr", "safetensors", "scikit-learn", "scipy", "tokenizers", "torch"),
+    *("torchvision", "transformers"),
+)
+"""Libraries whose versions may change numbers."""
+PACKAGE = Path(__file__).parents[1]
+_NO_RESULTS = ("operations", "tracking")
+"""Packages that show, log or call, and decide nothing that is generated or learned."""
+
+
+def of(
+    spec: RunSpec, base_model: Mapping[str, Any], data: str, start: str | None = None, **made_from: str
+) -> dict[str, Any]:
+    """Returns the provenance of a result of this command; see `inputs`."""
+    config, unread = spec.config, []
+    if len(spec.samplers) == 1:
+        unread.append("sampling.rollout")
+    if not any(sampler.stochastic for sampler in spec.samplers.values()):
+        unread.append("policy.flow")
+    return {
+        "parameters": config.public(),
+        "unread": unread,
+        **inputs(config, base_model, data, start),
+        **runtime(config.model, config.grpo),
+        **({MADE_FROM: made_from} if made_from else {}),
+    }
+
+
+def inputs(
+    config: Parameters, base_model: Mapping[str, Any], data: str, start: str | None = None
+) -> dict[str, str | None]:
+    """Returns the entries besides parameters and `runtime`: digests of what is read.
+
+    Args:
+        base_model: the dataset ``base_model``.
+        data: digest of the prepared records.
+        start: digest of the adapters that a training starts from.
+    """
+    digests = {
+        "model": base_model["model"],
+        "model_digest": base_model["digest"],
+        "model_content": base_model["content"],
+        "model_lora": base_model.get("lora"),
+        "data": data,
+        "start": start,
+        "device": device_kind(config.model.device),
+        **code(config),
+        **weights(config),
+    }
+    return {name: digest for name, digest in digests.items() if digest is not None}
+
+
+def weights(config: Parameters) -> dict[str, str]:
+    """Returns the entries of the weights of rewards that are on the hub."""
+    commits = reward_commits(config.rewards)
+    return {f"{COMMIT}{name}: {option}": c for name, options in commits.items() for option, c in options.items()}
+
+
+def runtime(model: ModelConfig, grpo: GRPOConfig) -> dict[str, str]:
+    """Returns the entries of `RUNTIME`: a digest of this package's files, and libraries and processor in words."""
+    # bitsandbytes only where the model or the optimiser is computed with it: other runs need not have it.
+    few_bits = (model.base_weights, grpo.optimizer) != ("full", "adamw")
+    return {SOURCES: source_digest(), NUMERICS: _numerics(model.device, few_bits)}
+
+
+def source_digest() -> str:
+    """Returns 64 hex digits, which change when a file that results may depend on is edited."""
+    digest = hashlib.sha256()
+    for file in sorted(PACKAGE.rglob("*.py")):
+        name, content = file.relative_to(PACKAGE), file.read_bytes()
+        if name.parts[0] not in _NO_RESULTS:
+            digest.update(f"{name.as_posix()}\0{len(content)}\0".encode() + content)
+    return digest.hexdigest()
+
+
+def _numerics(device_name: str, few_bits: bool) -> str:
+    device = resolve_device(device_name)
+    versions = [f"{name} {_version(name)}" for name in (*LIBRARIES, *["bitsandbytes"] * few_bits)]
+    hardware = processor()
+    if device.type == "cuda":
+        hardware += f" {torch.cuda.get_device_name(device)}"
+    return ", ".join([f"python {platform.python_version()}", *versions, f"{device.type} {hardware}"])
+
+
+@cache
+def _version(library: str) -> str:
+    try:
+        return metadata.version(library)
+    except metadata.PackageNotFoundError:
+        return "none"
