@@ -58,7 +58,9 @@ def rewards_of(
 def test_built_in_rewards_declare_only_options_that_they_have_and_nothing_that_decides() -> None:
     deciding = {"url", "model", "rubric", "protocol", "extra", "headers"}
     deciding |= {"batch_size", "image_size", "image_format"}
-    declared = {name: getattr(load_attribute(path, ""), "transport", frozenset()) for name, path in BUILT_IN.items()}
+    declared: dict[str, frozenset[str]] = {
+        name: getattr(load_attribute(path, ""), "transport", frozenset()) for name, path in BUILT_IN.items()
+    }
     assert declared == {name: transport_of(name, None) for name in BUILT_IN}
     assert {name for name, options in declared.items() if options} == {"http", "vlm_judge"}
     for name, options in declared.items():

@@ -45,7 +45,8 @@
     side(row, pair.trained, `trained ${worth(pair.after)}`, pair.answers[1]);
     const meta = make("small", figure, undefined, "meta");
     if (pair.change !== null) {
-      const sign = pair.change > 0 ? "up" : pair.change < 0 ? "down" : "";
+      // As it is shown: +0.00 is neither.
+      const sign = pair.change >= 0.005 ? "up" : pair.change <= -0.005 ? "down" : "";
       make("span", meta, `${pair.change > 0 ? "+" : ""}${fixed(pair.change)}`, sign);
       meta.append(" ");
     }
