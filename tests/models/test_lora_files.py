@@ -26,7 +26,7 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import GRPOConfig, LoraParams, PolicyConfig, SamplerConfig
 from visual_grpo.config.adapter_folder import FACTS
-from visual_grpo.config.decides import PIPELINES
+from visual_grpo.config.decides import DEPENDS_ON
 from visual_grpo.grpo.trainer import GRPOTrainer
 from visual_grpo.models.family import find_family
 from visual_grpo.models.lora_files import read_lora, start_from
@@ -292,7 +292,7 @@ def test_a_merged_file_is_a_part_of_the_base_model_in_every_record(sd3: tuple[Pa
     made = [build(spec.config.starter, spec.config.data, spec.config.model, 0) for spec in specs]
     without, merged = (provenance.of(spec, model, "data") for spec, model in zip(specs, made, strict=True))
     for pipeline in ("baseline", "train"):
-        found = provenance.differences(without, merged, PIPELINES[pipeline])
+        found = provenance.differences(without, merged, DEPENDS_ON[pipeline])
         assert provenance.described(found) == ["base model", "LoRA in the base model"]
     digest = file_digest(theirs)
     with pytest.raises(UserError, match=f"has no LoRA merged into it, and had the LoRA with the sha256 {digest[:12]}"):

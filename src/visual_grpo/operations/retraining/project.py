@@ -24,7 +24,7 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.common.files import from_here, write_atomically
 from visual_grpo.common.importing import code_digest
 from visual_grpo.config import Parameters, RetrainConfig
-from visual_grpo.config.decides import PIPELINES
+from visual_grpo.config.decides import DEPENDS_ON
 from visual_grpo.config.presets import UNNAMED_ENVIRONMENTS, place
 from visual_grpo.config.schema import validate
 from visual_grpo.data.preparation import IMAGES
@@ -123,7 +123,7 @@ def stage_parameters(config: Parameters) -> dict[str, Any]:
     return {
         "starter": {**{name: tree[name] for name in ("data", "model", "seed", "starter")}, **read},
         "data_preparation": {"data": tree["data"]},
-        **{pipeline: provenance.values(record, about) for pipeline, about in PIPELINES.items()},
+        **{pipeline: provenance.values(record, about) for pipeline, about in DEPENDS_ON.items()},
     }
 
 
