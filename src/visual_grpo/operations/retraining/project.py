@@ -118,13 +118,21 @@ def stage_parameters(config: Parameters) -> dict[str, Any]:
     tree = config.public()
     record = {"parameters": tree, **provenance.code(config, hub=False)}
     read = {function: code_digest(function) for function in own_functions(config)}
-    if config.model.lora is not None and (lora := Path(config.model.lora).expanduser()).is_file():
-        read["model.lora"] = digest_once(lora)
+    if config.model.lora is not None:
+        read["lora"] = _content(config.model.lora)
+    decided = {pipeline: provenance.values(record, about) for pipeline, about in DEPENDS_ON.items()}
     return {
         "starter": {**{name: tree[name] for name in ("data", "model", "seed", "starter")}, **read},
         "data_preparation": {"data": tree["data"]},
-        **{pipeline: provenance.values(record, about) for pipeline, about in DEPENDS_ON.items()},
+        **decided,
+        "train": {**decided["train"], "train.start": _content(config.train.start)},
     }
+
+
+def _content(named: str) -> str:
+    """Returns the sha256 of a file; the name of anything else, such as a LoRA on the hub or a training's adapters."""
+    file = Path(named).expanduser()
+    return digest_once(file) if file.is_file() else named
 
 
 def read_project(folder: Path, environment: str | None) -> Project:
