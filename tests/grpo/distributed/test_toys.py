@@ -59,7 +59,7 @@ def test_the_updates_of_a_joined_rollout_take_turns_as_those_of_its_parts() -> N
 
 
 @pytest.mark.parametrize("processes", [2, pytest.param(3, marks=pytest.mark.slow)])
-def test_processes_give_the_results_of_one_listen_on_the_loopback_and_end_together(
+def test_processes_listen_on_the_loopback_give_the_results_of_one_and_end_together(
     processes: int, tmp_path: Path
 ) -> None:
     """Also those of a sharded model, the error of a single rank, and where they listen: processes start in seconds."""
