@@ -140,9 +140,9 @@ def test_a_stage_depends_on_what_decides_and_on_own_files(folder: Path, monkeypa
         (folder / file).write_text("# another\ndef score(a, b): ...\n")
         now = stage_parameters(config)
         assert [name for name in FLOW if before[name] != now[name]] == ["baseline", "train", "evaluate"]
-    for name, stage in (("model", "starter"), ("train", "train")):
+    theirs = project(model={"lora": "theirs.safetensors"}), project(train={"start": "theirs.safetensors"})
+    for config, stage in zip((each.config for each in theirs), ("starter", "train"), strict=True):
         (folder / "theirs.safetensors").write_text("a")
-        config = project(**{name: {"lora" if name == "model" else "start": "theirs.safetensors"}}).config
         before = stage_parameters(config)
         (folder / "theirs.safetensors").write_text("bc")
         now = stage_parameters(config)

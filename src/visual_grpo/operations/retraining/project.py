@@ -116,11 +116,11 @@ class Project:
 def stage_parameters(config: Parameters) -> dict[str, Any]:
     """Returns, by stage, the parameters and digests of the user's files that decide its result."""
     tree = config.public()
-    record = {"parameters": tree, **provenance.code(config, hub=False)}
+    decided_by = {"parameters": tree, **provenance.code(config, hub=False)}
     read = {function: code_digest(function) for function in own_functions(config)}
     if config.model.lora is not None:
         read["lora"] = _content(config.model.lora)
-    decided = {pipeline: provenance.values(record, about) for pipeline, about in DEPENDS_ON.items()}
+    decided = {pipeline: provenance.values(decided_by, about) for pipeline, about in DEPENDS_ON.items()}
     return {
         "starter": {**{name: tree[name] for name in ("data", "model", "seed", "starter")}, **read},
         "data_preparation": {"data": tree["data"]},
