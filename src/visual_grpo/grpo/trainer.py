@@ -1,7 +1,7 @@
 """Group Relative Policy Optimization for any policy: sample, score, compare in groups, update.
 
 The trainer sees neither pixels nor tokens: a `Policy` generates rollouts and replays them with gradient, a `Scorer`
-judges the samples. Shapes: B rows in group-major order (N prompts x G samples), S decision steps of a row.
+scores the samples. Shapes: B rows in group-major order (N prompts x G samples), S decision steps of a row.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ def compare_adapters(parameters: Parameters, records: RecordTable, latest: Path,
         names=(first.name, second.name),
         notes=notes,
         adapter=f"{second.name} against {first.name}",
-        differences=differences(first, second),
+        differences=training_differences(first, second),
     )
     history = report.read_history(second.folder or first.folder or Path())
     report.write_report(draft, evaluation, before, after, history, defaults=default_parameters())
@@ -69,7 +69,7 @@ def compare_adapters(parameters: Parameters, records: RecordTable, latest: Path,
     return draft
 
 
-def differences(first: ComparedModel, second: ComparedModel) -> dict[str, list[Any]]:
+def training_differences(first: ComparedModel, second: ComparedModel) -> dict[str, list[Any]]:
     """Lists what differs between two trainings, with the first's and the second's value.
 
     Empty where one model is the base model.

@@ -41,6 +41,7 @@ from visual_grpo.training.run import Callbacks, TrainingRun
 
 
 def create_pipeline() -> Pipeline:
+    """``path:adapters`` and ``draft`` are places, which `OutputHooks` gives to the node."""
     return Pipeline(
         [
             Node(
