@@ -140,11 +140,12 @@ def test_a_stage_depends_on_what_decides_and_on_own_files(folder: Path, monkeypa
         (folder / file).write_text("# another\ndef score(a, b): ...\n")
         now = stage_parameters(config)
         assert [name for name in FLOW if before[name] != now[name]] == ["baseline", "train", "evaluate"]
-    for name, stage in (("model", "starter"), ("train", "train")):
-        (folder / "theirs.safetensors").write_text("a")
-        config = project(**{name: {"lora" if name == "model" else "start": "theirs.safetensors"}}).config
+    file = "theirs.safetensors"
+    for about, stage in ((project(model={"lora": file}), "starter"), (project(train={"start": file}), "train")):
+        (folder / file).write_text("a")
+        config = about.config
         before = stage_parameters(config)
-        (folder / "theirs.safetensors").write_text("bc")
+        (folder / file).write_text("bc")
         now = stage_parameters(config)
         assert [name for name in FLOW if before[name] != now[name]] == [stage]
     assert changed(train={"start": "champion"}) == ["train"]
