@@ -27,7 +27,7 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import GRPOConfig, LoraParams, Parameters, PolicyConfig, SamplerConfig
 from visual_grpo.config.adapter_folder import FACTS
-from visual_grpo.config.decides import PIPELINES
+from visual_grpo.config.decides import DEPENDS_ON
 from visual_grpo.data.datasets import FolderDataset
 from visual_grpo.grpo.trainer import GRPOTrainer
 from visual_grpo.hooks.parameters import RUN_SPEC, ParameterHooks
@@ -297,7 +297,7 @@ def test_a_merged_file_is_a_part_of_the_base_model_in_every_record(sd3: tuple[Pa
     made = [build(spec.config.starter, spec.config.data, spec.config.model, 0) for spec in specs]
     without, merged = (provenance.of(spec, model, "data") for spec, model in zip(specs, made, strict=True))
     for pipeline in ("baseline", "train"):
-        found = provenance.differences(without, merged, PIPELINES[pipeline])
+        found = provenance.differences(without, merged, DEPENDS_ON[pipeline])
         assert provenance.described(found) == ["base model", "LoRA in the base model"]
     digest = file_digest(theirs)
     with pytest.raises(UserError, match=f"has no LoRA merged into it, and had the LoRA with the sha256 {digest[:12]}"):

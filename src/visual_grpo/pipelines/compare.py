@@ -12,7 +12,7 @@ from visual_grpo.common import console
 from visual_grpo.common.errors import UserError
 from visual_grpo.config import Parameters
 from visual_grpo.config.adapter_folder import modules_of
-from visual_grpo.config.decides import PIPELINES
+from visual_grpo.config.decides import DEPENDS_ON
 from visual_grpo.data.manifest import RecordTable
 from visual_grpo.evaluation import report
 from visual_grpo.evaluation.samples import distinct_prompts
@@ -78,7 +78,9 @@ def differences(first: ComparedModel, second: ComparedModel) -> dict[str, list[A
         return {}
     trained = {*modules_of(first.folder), *modules_of(second.folder)}
     # Of the base model, one digest is enough.
-    found = provenance.differences(first.facts, second.facts, PIPELINES["train"], but=["model_content", "model.device"])
+    found = provenance.differences(
+        first.facts, second.facts, DEPENDS_ON["train"], but=["model_content", "model.device"]
+    )
     changed = {
         provenance.MEANING.get(name, name): list(values)
         for name, values in found.items()

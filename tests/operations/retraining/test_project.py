@@ -140,12 +140,11 @@ def test_a_stage_depends_on_what_decides_and_on_own_files(folder: Path, monkeypa
         (folder / file).write_text("# another\ndef score(a, b): ...\n")
         now = stage_parameters(config)
         assert [name for name in FLOW if before[name] != now[name]] == ["baseline", "train", "evaluate"]
-    file = "theirs.safetensors"
-    for about, stage in ((project(model={"lora": file}), "starter"), (project(train={"start": file}), "train")):
-        (folder / file).write_text("a")
-        config = about.config
+    theirs = project(model={"lora": "theirs.safetensors"}), project(train={"start": "theirs.safetensors"})
+    for config, stage in zip((each.config for each in theirs), ("starter", "train"), strict=True):
+        (folder / "theirs.safetensors").write_text("a")
         before = stage_parameters(config)
-        (folder / file).write_text("bc")
+        (folder / "theirs.safetensors").write_text("bc")
         now = stage_parameters(config)
         assert [name for name in FLOW if before[name] != now[name]] == [stage]
     assert changed(train={"start": "champion"}) == ["train"]
