@@ -39,6 +39,8 @@ from visual_grpo.tracking.run_context import dvc_hashes, recorded
 from visual_grpo.tracking.sync import DIGEST
 
 OK, DIFFERS, UNKNOWN = "ok", "differs", "cannot be checked"
+_MODEL = ["model_index.json", "config.json"]
+"""Files on the hub that say what a model is."""
 _VERSION = re.compile(r"[^/@]+(@[^/@]+|/\d+)")
 
 
@@ -214,7 +216,7 @@ def _base_on_hub(model: str, commit: str) -> Line:
     """Looks for the commit, which stands for every file, in the hub's cache, and then on the hub."""
     what, shown = "base model", f"{model} at commit {commit}"
     with suppress(LocalEntryNotFoundError):
-        huggingface_hub.snapshot_download(model, revision=commit, local_files_only=True)
+        huggingface_hub.snapshot_download(model, revision=commit, allow_patterns=_MODEL, local_files_only=True)
         return Line(what, shown, OK, "the hub's cache has this commit")
     try:
         huggingface_hub.model_info(model, revision=commit, timeout=constants.HF_HUB_ETAG_TIMEOUT)

@@ -124,7 +124,8 @@ def test_a_base_model_on_the_hub_is_known_by_its_commit(
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
     (tmp_path / "repository").mkdir()
-    (tmp_path / "repository/model_index.json").write_text("{}")
+    for file in ("model_index.json", "README.md"):
+        (tmp_path / "repository" / file).write_text("{}")
     tree = read_facts(project / "adapters")["parameters"]
     edit(project, model=NAME, model_content=None, parameters=tree | {"model": tree["model"] | {"revision": COMMIT}})
 
@@ -139,7 +140,7 @@ def test_a_base_model_on_the_hub_is_known_by_its_commit(
         assert found() == (shown, DIFFERS, "the hub no longer has this commit")
     with hub(NAME, tmp_path / "repository"):
         assert found() == (shown, OK, "the hub has this commit")
-        huggingface_hub.snapshot_download(NAME)
+        huggingface_hub.snapshot_download(NAME, ignore_patterns="*.md")
     with counted() as requests:
         assert found() == (shown, OK, "the hub's cache has this commit")
     assert requests == []
