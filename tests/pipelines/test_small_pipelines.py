@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from PIL import Image
 
 from tests.evaluation.defaults import parameters
 from tests.evaluation.painter import Painter, records
+from tests.evaluation.reports import numbers_only
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.files import new_folder
 from visual_grpo.data.manifest import RecordTable, write_manifest, write_seen
@@ -203,7 +205,7 @@ class Trainings:
             write_seen(seen, folder)
         return str(folder)
 
-    def compare(self, first: str, second: str, **own: Any) -> dict[str, Any]:
+    def compare(self, first: str, second: str, page: bool = False, **own: Any) -> dict[str, Any]:
         small = {"images_per_prompt": 2, "bootstrap_samples": 200, "controls": []}
         config = parameters(
             rewards=BRIGHTNESS,
@@ -216,7 +218,8 @@ class Trainings:
         )
         out = self.folder / "out"
         shutil.rmtree(out, ignore_errors=True)
-        compare_adapters(config, self.records, Path("latest"), new_folder(out)).rename(out)
+        with nullcontext() if page else numbers_only():
+            compare_adapters(config, self.records, Path("latest"), new_folder(out)).rename(out)
         found: dict[str, Any] = json.loads((out / "evaluation.json").read_text())
         return found
 
@@ -233,7 +236,7 @@ def trainings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Trainings:
 def test_two_adapters_are_compared_on_the_same_prompts_and_seeds(trainings: Trainings) -> None:
     first = trainings.add("first", 0.1)
     second = trainings.add("second", 0.3, grpo={"loss": "dapo"}, tracking={"checkpoint_every": 3})
-    found = trainings.compare(first=first, second=second)
+    found = trainings.compare(first=first, second=second, page=True)
     assert found["headline"]["difference"] == pytest.approx(0.2, abs=0.01)
     assert (found["headline"]["verdict"], found["headline"]["prompts"]) == ("not shown", 4)
     assert set(read_scores(trainings.folder / "out/first")["split"]) == {"held_out"}
