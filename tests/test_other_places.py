@@ -16,8 +16,13 @@ from pathlib import Path
 
 import mlflow
 import pytest
+from click.testing import CliRunner
+from kedro.framework.startup import bootstrap_project
 
 from tests.small_project import ROOT, small_project
+from visual_grpo.hooks.cli import run
+from visual_grpo.operations.retraining.__main__ import main
+from visual_grpo.operations.retraining.job import Code
 
 
 @pytest.fixture(scope="module")
@@ -26,26 +31,38 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return small_project(tmp_path_factory.mktemp("other places") / "project")
 
 
-def call(project: Path, *words: str, source: Path | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Gives a command with the code of ``source``, by default the project's."""
+def call(project: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("MLFLOW", "KEDRO"))}
-    environment |= {"PYTHONPATH": str((source or project) / "src"), **variables}
+    environment |= {"PYTHONPATH": str(project / "src"), **variables}
     return subprocess.run(words, cwd=project, env=environment, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["kedro", "run", "--pipeline=plan"],
-        pytest.param(["visual_grpo.operations.retraining"], marks=pytest.mark.slow),  # By the same session.
-    ],
-)
-def test_the_code_of_another_checkout_does_not_run_under_this_ones_commit(project: Path, words: list[str]) -> None:
-    done = call(project, sys.executable, "-m", *words, source=ROOT)
-    assert done.returncode == 1
-    said = f"Error: The code that would run is {ROOT / 'src/visual_grpo'}, but this project is {project}"
-    assert said in done.stdout + done.stderr
-    assert "Run: make setup && source .venv/bin/activate" in done.stdout + done.stderr
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working folder: a project that runs this process's code."""
+    for name in ("conf/base", "conf/local"):
+        shutil.copytree(ROOT / name, tmp_path / name, dirs_exist_ok=True)
+    for name in ("pyproject.toml", "dvc.yaml", "params.yaml"):
+        shutil.copy(ROOT / name, tmp_path)
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src/visual_grpo").symlink_to(ROOT / "src/visual_grpo")
+    monkeypatch.chdir(tmp_path)
+    # What Kedro adds to them.
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
+    return tmp_path
+
+
+def test_the_code_of_another_checkout_does_not_run_under_this_ones_commit(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "src/visual_grpo").unlink()
+    (here / "src/visual_grpo").mkdir()
+    bootstrap_project(here)
+    said = f"The code that would run is {ROOT / 'src/visual_grpo'}, but this project is {here}, "
+    for told in (CliRunner().invoke(run, ["--pipelines=plan"]).output, (main([]), capsys.readouterr().out)[1]):
+        assert said in " ".join(told.split())
+        assert "Run: make setup && source .venv/bin/activate" in told
 
 
 @pytest.mark.parametrize(
@@ -56,26 +73,22 @@ def test_the_code_of_another_checkout_does_not_run_under_this_ones_commit(projec
     ],
 )
 def test_the_last_line_and_the_notification_of_a_retraining_say_why_it_failed(
-    project: Path, tmp_path: Path, parameters: str, said: str
+    here: Path, parameters: str, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    copied = Path(shutil.copytree(project, tmp_path / "project", symlinks=True))
     told = "retrain: {notify: cat > told.json}\n"
-    (copied / "conf/local/parameters.yml").write_text(told + parameters, encoding="utf-8")
-    call(copied, "git", "init", "--quiet")
-    done = call(copied, sys.executable, "-m", "visual_grpo.operations.retraining")
-    assert done.returncode == 1
-    last = done.stdout.splitlines()[-1]
-    assert said in last, done.stdout + done.stderr
+    (here / "conf/local/parameters.yml").write_text(told + parameters, encoding="utf-8")
+    subprocess.run(["git", "init", "--quiet"], check=True)
+    assert main([]) == Code.FAILED
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert said in last
     assert "ended with exit code" not in last
-    assert said in json.loads((copied / "told.json").read_text())["sentence"]
+    assert said in json.loads((here / "told.json").read_text())["sentence"]
 
 
-def test_a_retraining_where_nothing_can_be_written_says_so(project: Path) -> None:
-    (project / "data/.retraining.lock").mkdir(parents=True)  # Root may write where others may not.
-    done = call(project, sys.executable, "-m", "visual_grpo.operations.retraining")
-    (project / "data/.retraining.lock").rmdir()
-    assert done.returncode == 1
-    assert "Is a directory: 'data/.retraining.lock'" in done.stdout.splitlines()[-1], done.stdout + done.stderr
+def test_a_retraining_where_nothing_can_be_written_says_so(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "data/.retraining.lock").mkdir(parents=True)  # Root may write where others may not.
+    assert main([]) == Code.FAILED
+    assert "Is a directory: 'data/.retraining.lock'" in capsys.readouterr().out.splitlines()[-1]
 
 
 def test_make_ui_says_that_a_port_is_taken_and_that_a_server_does_not_answer(project: Path) -> None:

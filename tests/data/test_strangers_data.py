@@ -170,7 +170,7 @@ class TestSplits:
         assert "with data.split. 5 records rejected:" in refusal(tmp_path, held_out_split="test")
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(pairs=st.lists(st.tuples(st.integers(0, 7), st.integers(0, 7), st.booleans()), min_size=8, max_size=24))
 def test_no_prompt_and_no_picture_is_on_both_sides(tmp_path_factory, pairs):
     """Pictures are equal by what they show: under other names, and in other formats."""
@@ -356,7 +356,7 @@ class TestFiles:
         jsonl(tmp_path / "data/metadata.jsonl", [{"file_name": "a.png", "text": "a"}])
         assert prepare(tmp_path).report["files"]["ignored"] == {"pictures that no record names": 2}
 
-    @settings(max_examples=15, deadline=None)
+    @settings(max_examples=8, deadline=None)
     @given(name=st.text("aé가ö ñ", min_size=1, max_size=6).map(str.strip).filter(bool), data=st.data())
     def test_names_in_any_unicode_form_and_with_windows_separators(self, tmp_path_factory, name, data):
         folder = tmp_path_factory.mktemp("names")

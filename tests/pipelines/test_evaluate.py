@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.evaluation.defaults import parameters
+from tests.evaluation.reports import numbers_only
 from tests.evaluation.test_verdict import entry as an_entry
 from tests.pipelines.painted import BRIGHTNESS, GAIN, SMALL, Project
 from visual_grpo.common.errors import Remedy, UserError
@@ -67,7 +68,8 @@ def test_the_result_is_on_the_card_of_the_judged_adapters_and_changes_no_digest(
     painted.train(parameters=config, model="the model", data=digest, samples=9, seed=0, mlflow_run_id=None)
     adapters = painted.folder / "adapters"
     before = adapter_digest(adapters)
-    painted.run(register_pipelines()["evaluate"])
+    with numbers_only():
+        painted.run(register_pipelines()["evaluate"])
     headline = json.loads((painted.folder / "evaluation_report" / "evaluation.json").read_text())["headline"]
     assert "## Result\n\n" + "\n".join(lines(headline)) in (adapters / "README.md").read_text()
     assert adapter_digest(adapters) == before
@@ -82,7 +84,8 @@ def test_adapters_with_a_link_are_refused_before_the_report_shows_it(tmp_path: P
 def test_a_training_with_another_seed_pairs_with_the_same_baseline(painted: Project) -> None:
     painted.run(register_pipelines()["baseline"])
     painted.train()
-    painted.run(register_pipelines()["evaluate"], seed=8)
+    with numbers_only():
+        painted.run(register_pipelines()["evaluate"], seed=8)
     with pytest.raises(UserError, match=r"pair with this run:\n  evaluation.seed \(was 0, is 8\)\n"):
         painted.run(register_pipelines()["evaluate"], evaluation=SMALL | {"seed": 8})
 
@@ -90,7 +93,8 @@ def test_a_training_with_another_seed_pairs_with_the_same_baseline(painted: Proj
 def test_a_smaller_evaluation_uses_a_part_of_the_baseline(painted: Project) -> None:
     painted.run(register_pipelines()["baseline"])
     painted.train()
-    painted.run(register_pipelines()["evaluate"], evaluation=SMALL | {"images_per_prompt": 1, "max_prompts": 2})
+    with numbers_only():
+        painted.run(register_pipelines()["evaluate"], evaluation=SMALL | {"images_per_prompt": 1, "max_prompts": 2})
     headline = json.loads((painted.folder / "evaluation_report" / "evaluation.json").read_text())["headline"]
     assert (headline["prompts"], headline["images"]) == (2, 2)
     assert headline["difference"] == pytest.approx(GAIN, abs=0.01)

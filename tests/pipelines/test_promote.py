@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,13 @@ from mlflow import MlflowClient
 
 from tests.evaluation.defaults import parameters
 from tests.evaluation.painter import Painter, records
+from tests.evaluation.reports import numbers_only
 from tests.tracking.toy_adapters import base_model, with_facts
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.files import new_folder
 from visual_grpo.config import Parameters
 from visual_grpo.config.adapter_folder import weights_digest
 from visual_grpo.data.manifest import RecordTable, write_manifest, write_seen
-from visual_grpo.evaluation import report
 from visual_grpo.operations.promotion import NotPromotedError
 from visual_grpo.operations.retraining.job import Code
 from visual_grpo.pipelines.promote import judge, promote, require_promotion
@@ -31,7 +32,6 @@ from visual_grpo.training import components
 REWARDS = {"brightness": {"function": "tests.evaluation.painter:brightness"}}
 NAME = "visual_grpo"
 LATEST = Path("latest")
-WRITE_REPORT = report.write_report
 
 
 class Gate:
@@ -47,10 +47,7 @@ class Gate:
         write_manifest(folder / "records.parquet", rows)
         self.records = RecordTable(folder / "records.parquet")
         self.drawn: list[str] = []
-        self.reports = False
-        """Whether real reports are written, which take half of a gate's time."""
         monkeypatch.setattr(components, "build_model", self._model)
-        monkeypatch.setattr(report, "write_report", self._write_report)
         mlflow.set_tracking_uri(f"sqlite:///{folder / 'mlflow.db'}")
         self.client = MlflowClient()
 
@@ -69,23 +66,20 @@ class Gate:
         with_facts(folder, self.base, config, **{"data": self.records.digest, **made_of, **facts})
         (folder / "training.csv").write_text("step,reward/total\n1,0.5\n")
 
-    def ask(self, candidate: str, *, judged_by: dict[str, Any] | None = None, **promotion: Any) -> dict[str, Any]:
+    def ask(
+        self, candidate: str, *, judged_by: dict[str, Any] | None = None, page: bool = False, **promotion: Any
+    ) -> dict[str, Any]:
         """What the pipeline leaves; the parameters are those of the candidate's training, as the hook makes them."""
         config = self._config(promotion={"candidate": candidate, **promotion}, **(judged_by or {}))
         self.drawn.clear()
-        filled, judgement = self.judge(config)
+        with nullcontext() if page else numbers_only():
+            filled, judgement = self.judge(config)
         folder = filled.rename(self.folder / f"out{len(list(self.folder.glob('out*')))}")
         return promote(config, LATEST, folder, judgement) | {"report": folder}
 
     def judge(self, config: Parameters) -> tuple[Path, dict[str, Any]]:
         earlier = self.folder / "promotion", self.folder / "judgement.json"
         return judge(config, self.records, LATEST, *earlier, new_folder(self.folder / "promotion"))
-
-    def _write_report(self, folder: Path, *arguments: Any, **defaults: Any) -> None:
-        if self.reports:
-            WRITE_REPORT(folder, *arguments, **defaults)
-        else:
-            (folder / "evaluation.html").write_text("")
 
     def champion(self) -> int | None:
         alias = self.client.get_registered_model(NAME).aliases.get("champion")
@@ -124,9 +118,7 @@ def test_what_is_better_than_champion_and_base_becomes_champion(gate: Gate) -> N
     first, worse, better = (gate.train(name, gain) for name, gain in (("first", 0.1), ("worse", 0.05), ("better", 0.2)))
     assert gate.ask(first)["version"] == 1
     assert gate.champion() == 1
-    gate.reports = True
-    refused = gate.ask(worse)
-    gate.reports = False
+    refused = gate.ask(worse, page=True)
     assert (refused["promoted"], refused["version"], gate.champion()) == (False, None, 1)
     with pytest.raises(NotPromotedError, match=r"^Not promoted: ") as told:
         require_promotion(refused)
@@ -180,7 +172,8 @@ def test_a_champion_whose_gate_a_kill_left_unnoted_is_noted_by_the_next_call(gat
 def test_a_decision_promotes_only_what_was_judged_against_the_champion_that_is_there(gate: Gate) -> None:
     first, second = gate.train("first", 0.1), gate.train("second", 0.2)
     of_first = gate._config(promotion={"candidate": first})
-    out, judgement = gate.judge(of_first)
+    with numbers_only():
+        out, judgement = gate.judge(of_first)
     with pytest.raises(UserError, match="has changed since the judgement"):
         promote(gate._config(promotion={"candidate": second}), LATEST, out, judgement)
     gate.ask(second)

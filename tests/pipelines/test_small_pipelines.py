@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,14 @@ from PIL import Image
 
 from tests.evaluation.defaults import parameters
 from tests.evaluation.painter import Painter, records
+from tests.evaluation.reports import numbers_only
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.files import new_folder
 from visual_grpo.data.manifest import RecordTable, write_manifest, write_seen
 from visual_grpo.evaluation.samples import read_scores
 from visual_grpo.models.run_spec import RunSpec, resolve
 from visual_grpo.operations.candidates import ComparedModel
-from visual_grpo.pipelines.compare import compare_adapters, differences
+from visual_grpo.pipelines.compare import compare_adapters, training_differences
 from visual_grpo.pipelines.generate import generate_for_prompts
 from visual_grpo.pipelines.score import score_folder, summary
 from visual_grpo.training import components
@@ -203,7 +205,7 @@ class Trainings:
             write_seen(seen, folder)
         return str(folder)
 
-    def compare(self, first: str, second: str, **own: Any) -> dict[str, Any]:
+    def compare(self, first: str, second: str, page: bool = False, **own: Any) -> dict[str, Any]:
         small = {"images_per_prompt": 2, "bootstrap_samples": 200, "controls": []}
         config = parameters(
             rewards=BRIGHTNESS,
@@ -216,7 +218,8 @@ class Trainings:
         )
         out = self.folder / "out"
         shutil.rmtree(out, ignore_errors=True)
-        compare_adapters(config, self.records, Path("latest"), new_folder(out)).rename(out)
+        with nullcontext() if page else numbers_only():
+            compare_adapters(config, self.records, Path("latest"), new_folder(out)).rename(out)
         found: dict[str, Any] = json.loads((out / "evaluation.json").read_text())
         return found
 
@@ -233,7 +236,7 @@ def trainings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Trainings:
 def test_two_adapters_are_compared_on_the_same_prompts_and_seeds(trainings: Trainings) -> None:
     first = trainings.add("first", 0.1)
     second = trainings.add("second", 0.3, grpo={"loss": "dapo"}, tracking={"checkpoint_every": 3})
-    found = trainings.compare(first=first, second=second)
+    found = trainings.compare(first=first, second=second, page=True)
     assert found["headline"]["difference"] == pytest.approx(0.2, abs=0.01)
     assert (found["headline"]["verdict"], found["headline"]["prompts"]) == ("not shown", 4)
     assert set(read_scores(trainings.folder / "out/first")["split"]) == {"held_out"}
@@ -304,6 +307,8 @@ def test_settings_that_decided_nothing_in_either_training_are_no_difference(tmp_
     elsewhere = {"plan": {"prompt_words": 9}, "model": {"device": "cuda"}, "evaluation": {"seed": 3}}
     overridden: dict[str, Any] = elsewhere | {"modules": {"ar": {"kl_weight": 0.5}, "dit": {"learning_rate": 0.5}}}
     dit, too = side(tmp_path / "dit", ("dit",)), side(tmp_path / "too", ("dit",), **overridden)
-    assert differences(dit, too) == {"evaluation.seed": [0, 3], "modules.dit.learning_rate": [0.0006, 0.5]}
+    assert training_differences(dit, too) == {"evaluation.seed": [0, 3], "modules.dit.learning_rate": [0.0006, 0.5]}
     both = side(tmp_path / "both", ("ar", "dit"), **overridden)
-    assert sorted(differences(dit, both)) == [*("evaluation.seed", "modules.ar.kl_weight", "modules.dit.learning_rate")]
+    assert sorted(training_differences(dit, both)) == [
+        *("evaluation.seed", "modules.ar.kl_weight", "modules.dit.learning_rate")
+    ]

@@ -53,8 +53,8 @@ def is_negative_points(name: str, function: str | None) -> bool:
 def transport_of(name: str, function: str | None) -> frozenset[str]:
     """Returns the options that cannot affect a score, such as a timeout; none if the reward cannot be loaded.
 
-    Of other rewards than this package's, only what is imported already is asked: its name may come from the record of
-    a stranger, whose code a comparison must not run.
+    Of other rewards than this package's, only what is imported already is asked: its name may come from a stranger's
+    provenance, whose code a comparison must not run.
     """
     path = function or BUILT_IN.get(name, "")
     if path.startswith(_BY_SERVERS):

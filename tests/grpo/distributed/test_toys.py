@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -36,12 +35,21 @@ def is_there(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(") ")[2][0] != "Z"
 
 
-def run(folder: Path, processes: int, *jobs: toys.Job) -> list[Any]:
-    """What the jobs give on rank 0."""
+def run(folder: Path, processes: int, *jobs: toys.Job) -> None:
     program = [sys.executable, str(toys.command(folder, processes, jobs))]
     done = subprocess.run(program, env=ENVIRONMENT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{done.stdout}{done.stderr}"
-    return toys.results(folder)
+
+
+def run_until_killed(folder: Path, victim: int, processes: int, *jobs: toys.Job) -> None:
+    """Runs the jobs, and then one in which process ``victim`` is killed, which ends all."""
+    with pytest.raises(AssertionError) as raised:
+        run(folder, processes, *jobs, toys.Job(toys.wait, {"victim": victim, "notes": str(folder)}))
+    pids = [int((folder / str(rank)).read_text()) for rank in range(processes)]
+    assert not any(is_there(pid) for pid in pids)
+    last = str(raised.value).partition("\nassert ")[0].strip().splitlines()[-1]
+    told = f"Process {victim + 1} of this command (pid {pids[victim]}) terminated with signal"
+    assert f"{told} SIGKILL. The system sends it if memory runs out" in last
 
 
 def test_the_updates_of_a_joined_rollout_take_turns_as_those_of_its_parts() -> None:
@@ -51,8 +59,10 @@ def test_the_updates_of_a_joined_rollout_take_turns_as_those_of_its_parts() -> N
 
 
 @pytest.mark.parametrize("processes", [2, pytest.param(3, marks=pytest.mark.slow)])
-def test_results_are_those_of_one_process_and_all_listen_on_the_loopback(processes: int, tmp_path: Path) -> None:
-    """Also those of a sharded model, and the error of a single rank: starting processes takes seconds."""
+def test_processes_listen_on_the_loopback_give_the_results_of_one_and_end_together(
+    processes: int, tmp_path: Path
+) -> None:
+    """Also those of a sharded model, the error of a single rank, and where they listen: processes start in seconds."""
     losses = ["gspo"] if processes == 2 else sorted(LOSSES)  # Whole rows; dapo, of all tokens, is one of the options.
 
     def train(kind: str, sharded: bool = False) -> toys.Job:
@@ -61,7 +71,8 @@ def test_results_are_those_of_one_process_and_all_listen_on_the_loopback(process
     jobs = [train("SeededTokens"), train("SeededSteps"), toys.Job(toys.signal_gradient), train("LayeredTokens", True)]
     *alone, gradient, whole = [job.compute(None, **job.arguments) for job in jobs]
     more = toys.Job(toys.listening), toys.Job(toys.an_error_that_is_caught)
-    *together, same, sharded, listening, told = run(tmp_path, processes, *jobs, *more)
+    run_until_killed(tmp_path, 1, processes, *jobs, *more)
+    *together, same, sharded, listening, told = toys.results(tmp_path)
     assert re.fullmatch(rf"the disk is full\nProcess 2 of {processes} failed:\nTraceback (?s:.*)", told)
     for (one, _), (many, _) in zip(whole, sharded, strict=True):
         torch.testing.assert_close(many, one, rtol=0, atol=1e-6)
@@ -108,20 +119,10 @@ def test_a_silent_process_is_told_of_and_given_up(tmp_path: Path) -> None:
     assert "Timed out waiting 4000ms" in str(raised.value)
 
 
-@pytest.mark.parametrize(
-    ("victim", "count"), [(1, 2), *(pytest.param(victim, 3, marks=pytest.mark.slow) for victim in (0, 1))]
-)
-def test_a_killed_process_ends_all(victim: int, count: int, tmp_path: Path) -> None:
-    """Also one that computes, and so is not waiting for the others."""
-    began = time.monotonic()
-    with pytest.raises(AssertionError) as raised:
-        run(tmp_path, count, toys.Job(toys.wait, {"victim": victim, "notes": str(tmp_path)}))
-    pids = [int((tmp_path / str(rank)).read_text()) for rank in range(count)]
-    assert not any(is_there(pid) for pid in pids)
-    assert time.monotonic() < began + 150  # Starting takes a minute if busy.
-    last = str(raised.value).partition("\nassert ")[0].strip().splitlines()[-1]
-    told = f"Process {victim + 1} of this command (pid {pids[victim]}) terminated with signal"
-    assert f"{told} SIGKILL. The system sends it if memory runs out" in last
+@pytest.mark.slow
+def test_another_killed_process_ends_all(tmp_path: Path) -> None:
+    """The first, while one waits and one computes; the second: above."""
+    run_until_killed(tmp_path, 0, 3)
 
 
 @pytest.mark.slow  # What is said: below.

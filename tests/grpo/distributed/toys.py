@@ -222,7 +222,10 @@ def wait(spec: object, victim: int, notes: str) -> None:
 
 
 def command(folder: Path, processes: int, jobs: Sequence[Job]) -> Path:
-    """A program that runs the jobs as ``kedro run`` runs a pipeline; `results` then has what they give on rank 0."""
+    """A program that runs the jobs as ``kedro run`` runs a pipeline; `results` then has what they give on rank 0.
+
+    Also of those before one that fails.
+    """
     (folder / "jobs").write_bytes(pickle.dumps(jobs))
     program = folder / "kedro"
     # What only ranks need is not imported by the process that starts them.
@@ -251,6 +254,6 @@ def main(folder: Path) -> None:
             spec = Spec(parameters(folder, distributed={"sharded": job.sharded}))
             with launch.running_ranks(spec, job.compute, **job.arguments):
                 found.append(job.compute(spec, **job.arguments))
-        torch.save(found, folder / "results")
+            torch.save(found, folder / "results")
 
     launch.run_under_torchrun(run)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -9,6 +10,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import diffusers
 import pytest
 import torch
 from peft.tuners.lora import LoraLayer
@@ -17,6 +19,7 @@ from safetensors.torch import load_file
 
 from tests.conftest import stir
 from tests.evaluation.painter import brightness
+from tests.markdown import ROOT
 from tests.models.families.flux import tiny as flux
 from tests.models.families.flux2_klein import tiny as flux2_klein
 from tests.models.families.ltx import tiny as ltx
@@ -62,8 +65,9 @@ CASES: Mapping[str, tuple[Callable[[], Any], dict[str, Any]]] = {
     "ltx": (ltx.pipeline, {"negative_prompt": "blurry", "max_sequence_length": 100}),
 }
 """A model of each flow family, and options that are not its defaults."""
-FRAMES = {"wan": 9, "wan_i2v": 9, "ltx": 17}
-"""Of a video."""
+FRAMES = {"wan": 5, "wan_i2v": 5, "ltx": 9}
+"""Of a video: two latent frames."""
+MORE_FRAMES = {"wan": 9, "wan_i2v": 9, "ltx": 17}
 _LAST = "transformer_blocks.1."
 _QWEN_UNTRAINED = {
     _LAST + name for name in ("attn.add_q_proj", "attn.to_add_out", "txt_mlp.net.0.proj", "txt_mlp.net.2")
@@ -196,8 +200,8 @@ def test_training_samples_may_be_smaller_than_what_is_judged(
 ) -> None:
     name, folder, options = case
     family = find_family(name)
-    task, frames = ("i2i" if "i2i" in family.tasks else family.tasks[0]), FRAMES.get(name)
-    fewer = {} if frames is None else {"frames": frames - 4 if name.startswith("wan") else frames - 8}
+    task, frames = ("i2i" if "i2i" in family.tasks else family.tasks[0]), MORE_FRAMES.get(name)
+    fewer = {} if frames is None else {"frames": FRAMES[name]}
     steps = {"steps": 3, "guidance_scale": 4.0}
     config = parameters(
         tmp_path,
@@ -341,6 +345,13 @@ def test_rows_run_together_where_their_sources_have_the_same_sizes(tmp_path: Pat
 def test_kontext_takes_the_shape_of_a_source_rounded_down_as_its_pipeline_does() -> None:
     model = FluxKontext(flux.pipeline(kontext=True), SIZE, FluxKontextOptions())
     assert model._source(Image.new("RGB", (101, 64))).shape[2:] == (5, 5)  # 96 x 64 is nearest to 80 x 80.
+
+
+def test_the_page_says_what_kontexts_pipeline_needs_for_the_trained_size() -> None:
+    area = inspect.signature(diffusers.FluxKontextPipeline.__call__).parameters["max_area"].default
+    assert area > SIZE[0] * SIZE[1], "which it would enlarge"
+    page = (ROOT / "docs/own_model.md").read_text(encoding="utf-8")
+    assert "In diffusers' `FluxKontextPipeline`, pass `max_area=height * width`" in page
 
 
 @pytest.mark.parametrize("name", ["qwen_image_edit", "qwen_image_edit_plus"])

@@ -16,8 +16,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
 
 from visual_grpo.common.errors import LostRankError
 from visual_grpo.grpo.distributed import silence
@@ -47,6 +45,8 @@ def active() -> bool:
 
 def shard(networks: Mapping[str, nn.Module], device: torch.device) -> None:
     """Shards every layer of the frozen ``networks``, and moves their rest (embeddings, heads, VAE) to ``device``."""
+    from torch.distributed.fsdp import fully_shard  # A quarter of what a training of whole layers would import.
+
     for network in networks.values():
         for layer in layers_of(network):
             need = partial(_need, len(_layers))
@@ -97,6 +97,8 @@ def _gather(wanted: int) -> int:
 
 
 def _is_whole(layer: nn.Module) -> bool:
+    from torch.distributed.tensor import DTensor
+
     return not any(isinstance(parameter, DTensor) for parameter in layer.parameters())
 
 

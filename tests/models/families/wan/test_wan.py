@@ -42,7 +42,7 @@ def levels(one: Tensor, other: Tensor) -> int:
     return int((one.int() - other.int()).abs().max())
 
 
-@pytest.mark.parametrize(("frames", "latent_frames"), [(5, 2), (9, 3), (17, 5)])
+@pytest.mark.parametrize(("frames", "latent_frames"), [(5, 2), (17, 5)])
 def test_videos_have_the_frames_that_were_asked_for(frames: int, latent_frames: int) -> None:
     model = wan(frames=frames)
     assert model.latent_shape == (4, latent_frames, 8, 12)
@@ -68,12 +68,12 @@ def test_a_family_of_images_refuses_frames() -> None:
 
 
 def test_threads_that_decode_at_once_do_not_mix_up_their_videos() -> None:
-    model = wan(frames=5)
-    states = [latents(model, seed) for seed in range(8)]
+    model = wan((64, 64), frames=5)
+    states = [latents(model, seed) for seed in range(4)]
     alone = [model.pixels(state)[0].frames for state in states]
     with ThreadPoolExecutor(4) as pool:
         together = [videos[0].frames for videos in pool.map(model.pixels, states * 3)]
-    assert all(torch.equal(video, alone[row % 8]) for row, video in enumerate(together))
+    assert all(torch.equal(video, alone[row % 4]) for row, video in enumerate(together))
 
 
 def test_a_batch_is_decoded_as_its_rows_are() -> None:
@@ -96,8 +96,8 @@ def test_videos_that_are_decoded_do_not_mix_up_with_first_frames_that_are_encode
     state, images = latents(model), [read_image(path) for path in source_images[:2]]
     video, frames = model.pixels(state)[0].frames, [model._first_frame(image) for image in images]
     with ThreadPoolExecutor(4) as pool:
-        videos = [pool.submit(model.pixels, state) for _ in range(8)]
-        for first, again in zip(frames * 8, pool.map(model._first_frame, images * 8), strict=True):
+        videos = [pool.submit(model.pixels, state) for _ in range(4)]
+        for first, again in zip(frames * 4, pool.map(model._first_frame, images * 4), strict=True):
             assert torch.equal(first.channels, again.channels)
     assert all(torch.equal(each.result()[0].frames, video) for each in videos)
     assert not torch.equal(*(frame.channels for frame in frames))
