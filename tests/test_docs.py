@@ -56,6 +56,13 @@ def test_every_block_says_what_it_is() -> None:
     assert {page.name: count for page, count in fences.items() if count != 2 * len(blocks(page=page))} == {}
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_row_is_in_a_table(page: Path) -> None:
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    tables = re.findall(r"(?:^\|.*\n?)+", text, re.M)
+    assert [table.splitlines()[0] for table in tables if not re.search(r"\A.*\n\|[-|: ]+\|$", table, re.M)] == []
+
+
 @each("console")
 def test_commands_start(block: Block, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert block.commands, f"{block.where} has no line with a $"

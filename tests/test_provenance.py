@@ -13,7 +13,7 @@ from tests.evaluation.painter import brightness
 from visual_grpo import provenance
 from visual_grpo.common.errors import Remedy, UserError
 from visual_grpo.common.importing import load_attribute
-from visual_grpo.config.decides import PIPELINES
+from visual_grpo.config.decides import DEPENDS_ON
 from visual_grpo.config.schema import validate
 from visual_grpo.config.training import ModuleConfig
 from visual_grpo.provenance import (
@@ -33,7 +33,7 @@ HERE = "tests.test_provenance"
 
 def decided(pipeline: str, tree: dict[str, Any]) -> dict[str, Any]:
     """The parameters that decide a pipeline's result."""
-    return values({"parameters": tree}, PIPELINES[pipeline])
+    return values({"parameters": tree}, DEPENDS_ON[pipeline])
 
 
 class Patient:
@@ -66,7 +66,7 @@ def test_built_in_rewards_declare_only_options_that_they_have_and_nothing_that_d
     assert {"timeout", "retries", "concurrency", "deadline", "stop_after", "api_key"} == declared["vlm_judge"]
 
 
-@pytest.mark.parametrize("pipeline", list(PIPELINES))
+@pytest.mark.parametrize("pipeline", list(DEPENDS_ON))
 @pytest.mark.parametrize(
     ("name", "function", "transport", "other"),
     [
@@ -186,7 +186,7 @@ def test_other_code_of_a_reward_than_the_trainings_is_told() -> None:
     assert note == "The code of reward warm has changed since the training."
 
 
-TRAIN = PIPELINES["train"]
+TRAIN = DEPENDS_ON["train"]
 TREE: dict[str, Any] = {"seed": 0, "grpo": {"steps": 2}, "model": {"options": {}}}
 RECORD: dict[str, Any] = {"parameters": TREE, "data": "d", "numerics": "torch 2"}
 
@@ -211,7 +211,7 @@ RECORD: dict[str, Any] = {"parameters": TREE, "data": "d", "numerics": "torch 2"
         ),
         (
             {"parameters": TREE | {"policy": {"flow": {"noise": 1}}}, "unread": ["policy.flow"]},
-            {"about": PIPELINES["baseline"]},
+            {"about": DEPENDS_ON["baseline"]},
             {},
         ),
         ({"parameters": {"seed": 0, "a_new_parameter": 1, "grpo": {"steps": 2}}}, {}, {"a_new_parameter": (None, 1)}),

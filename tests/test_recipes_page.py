@@ -13,7 +13,8 @@ import yaml
 
 from tests.markdown import ROOT
 from tests.operations.plan.configurations import parameters_of
-from visual_grpo.config import merged
+from visual_grpo.config import flatten, merged
+from visual_grpo.config.decides import Decides, decides
 from visual_grpo.models.family import find_family
 from visual_grpo.models.run_spec import options_of
 
@@ -33,6 +34,12 @@ def cells(section: str) -> Iterator[list[str]]:
     return ([cell.strip() for cell in row.strip("|").split("|")] for row in rows[2:])
 
 
+NO_RECIPE = (
+    *("data.task", "model.family", "model.dtype", "policy.train", "rewards."),
+    *("model.options.instruction", "model.options.unconditional_gradient"),
+    *("policy.signal_check.rollouts", "evaluation.prompts"),
+)
+"""What is trained, in which precision, by which rewards, and what only this project has."""
 TABLES = {section: list(cells(section)) for section in SECTIONS if section not in ("Sources", "Units")}
 NAMED = [name for section in TABLES if section != ALL_FLOW for name in section.split(", ")]
 FLOW = [name for name in NAMED if parameters_of(name, {}).policy.train == "dit"]
@@ -51,6 +58,20 @@ ROWS = [
 def test_every_released_configuration_has_its_table() -> None:
     assert sorted(NAMED) == sorted(RELEASED)
     assert sorted(CLIPS) == sorted(FLOW)
+
+
+def test_the_tables_have_every_value_that_decides_a_training() -> None:
+    lacking = {}
+    for environment in RELEASED:
+        rows = [row for name, row in ((p.values[0], str(p.values[1])) for p in ROWS) if name == environment]
+        named = set(re.findall("`([^`]+)`", " ".join(rows)))
+        own = yaml.safe_load((ROOT / f"conf/{environment}/parameters.yml").read_text())
+        kinds = Decides.SAMPLES | Decides.TRAINING
+        decisive = {
+            name for name, value in flatten(own).items() if value is not None and decides(name, kinds, rounding=False)
+        }
+        lacking[environment] = {name for name in decisive - named if not name.startswith(NO_RECIPE)}
+    assert {environment: names for environment, names in lacking.items() if names} == {}
 
 
 @cache

@@ -128,3 +128,7 @@ def test_a_released_configuration_runs_from_the_hub_and_again_without_a_network(
     assert digests(project / f"data/{env}") == digests(project / f"data/{env}-offline")
     facts = json.loads((project / f"data/{env}/06_models/adapters/training.json").read_text())
     assert facts["parameters"]["model"]["revision"] == COMMIT
+    card = (project / f"data/{env}/06_models/adapters/README.md").read_text()
+    assert f"`{model}` at commit `{COMMIT[:12]}`" in card
+    assert f"kedro run --env={env} " in card
+    assert "None yet" not in card

@@ -135,7 +135,16 @@ def _working_in(folder: Path) -> bool:
     return False
 
 
-def test_a_training_from_a_lora_of_a_different_program_is_made_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("parameter", "what", "said"),
+    [
+        ("train.start", "adapters at the start", "The adapters that the run started from (theirs.safetensors, "),
+        ("model.lora", "LoRA in the base model", "model.lora: the base model has the LoRA with the sha256 "),
+    ],
+)
+def test_a_training_with_a_lora_of_a_different_program_is_made_again(
+    parameter: str, what: str, said: str, tmp_path: Path
+) -> None:
     project = small_project(tmp_path / "project")
     pipeline = sd3.pipeline()
     pipeline.save_pretrained(project / "small_sd3")
@@ -151,15 +160,17 @@ def test_a_training_from_a_lora_of_a_different_program_is_made_again(tmp_path: P
     (project / ".git/info/exclude").write_text(".venv\nsmall_sd3\ntheirs.safetensors\n")
     commit(project)
     kedro = ".venv/bin/kedro run --env=sd3"
-    start = "--params=train.start=theirs.safetensors"
-    done = paste(f"{kedro} --pipelines=starter,data_preparation,baseline\n{kedro} --pipeline=train {start}", project)
+    given = f"--params={parameter}=theirs.safetensors"
+    before = given if parameter == "model.lora" else ""
+    commands = f"{kedro} --pipelines=starter,data_preparation,baseline {before}\n{kedro} --pipeline=train {given}"
+    done = paste(commands, project)
     assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-2000:]
     repeated = paste(REPRODUCE, project)
     assert repeated.returncode == 0, repeated.stdout[-3000:] + repeated.stderr[-2000:]
     results = {row["what"]: row["result"] for row in report(project)["rows"]}
-    assert (results["adapters at the start"], results["metrics"]) == ("equal", "equal")
+    assert (results[what], results["metrics"]) == ("equal", "equal")
     assert {result for name, result in results.items() if name.startswith("adapter ")} == {"equal"}
     (project / "theirs.safetensors").write_bytes(b"other")
     gone = paste(REPRODUCE, project)
     assert gone.returncode == 1
-    assert "The adapters that the run started from (theirs.safetensors, " in gone.stderr
+    assert said in gone.stderr

@@ -35,8 +35,6 @@ MOTIONS: Mapping[str, tuple[tuple[float, float, float], tuple[float, float, floa
 }
 """Centre x, y and radius at the first frame and at the last; evenly between them."""
 FRAMES, FPS = 5, 8.0
-_VERSION = 1
-"""To be raised when the same configuration renders different videos."""
 _TARGETS = "target_videos"
 
 
@@ -91,4 +89,4 @@ def draw_dataset(folder: Path, records_per_prompt: int, height: int, width: int,
             yield {"id": name, "prompt": scene.prompt, "target_image": target, "metadata": asdict(scene)}
 
     recipe = {"records_per_prompt": records_per_prompt, "height": height, "width": width, "seed": seed}
-    return write_dataset(folder, {"motion": _VERSION, **recipe}, (_TARGETS,), records)
+    return write_dataset(folder, recipe, (_TARGETS,), records)

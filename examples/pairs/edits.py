@@ -16,8 +16,6 @@ from visual_grpo.starter.shapes.render import COLORS, COMBINATIONS, Combination,
 
 PROMPTS = ("draw the first shape in the other colour", "draw the second shape in the other colour")
 """By the place of the source whose shape is rendered."""
-_VERSION = 1
-"""To be raised when the same configuration renders different pictures."""
 _TARGETS, _SOURCES = "target_images", "source_images"
 
 
@@ -74,4 +72,4 @@ def draw_dataset(folder: Path, records_per_prompt: int, height: int, width: int,
             }
 
     recipe = {"records_per_prompt": records_per_prompt, "height": height, "width": width, "seed": seed}
-    return write_dataset(folder, {"pairs": _VERSION, **recipe}, (_TARGETS, _SOURCES), records)
+    return write_dataset(folder, recipe, (_TARGETS, _SOURCES), records)

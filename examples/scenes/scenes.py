@@ -34,8 +34,6 @@ PARTS = ("plain", "light")
 """Each object has one part of each kind; the light part is brighter by LIGHTER in every channel."""
 LIGHTER = 0.13
 WORDS = (*COLORS, *PARTS)
-_VERSION = 1
-"""To be raised when the same configuration gives other scenes."""
 _IMAGES, _MASKS = "images", "masks"
 _PLACEMENTS = 60
 """Random placements that are tried per object; the first one inside the image is used."""
@@ -176,7 +174,6 @@ def draw_scene_records(
             yield {"id": name, "image": image, "query": query_of(*query), **place}
 
     recipe = {
-        "scenes": _VERSION,
         "records_per_query": records_per_query,
         "height": height,
         "width": width,

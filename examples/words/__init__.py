@@ -28,7 +28,7 @@ WORLD = World(
             **GUARDS,
         }
     ),
-    judges={
+    worker_judges={
         "tesseract": _reader("tesseract", TESSERACT_LAYOUT="line"),
         "easyocr": _reader("easyocr", EASYOCR_LAYOUT="line"),
     },

@@ -59,8 +59,6 @@ _CAPITALS = 0.72
 """Height of capital letters relative to the font size, about."""
 _INKED = 0.5
 """Share of ink from which a pixel belongs to a letter."""
-_VERSION = 2
-"""To be raised when the same configuration renders different pictures."""
 _TARGETS = "target_images"
 
 
@@ -101,7 +99,7 @@ def draw_words(
             shown = {"prompt": prompt_of(word), "target_image": f"{_TARGETS}/{word}.png", "metadata": {"text": word}}
             yield {"id": f"word_{number:05d}", **shown}
 
-    recipe = {"words": _VERSION, "records_per_prompt": records_per_prompt, "height": height, "width": width}
+    recipe = {"records_per_prompt": records_per_prompt, "height": height, "width": width}
     return write_dataset(folder, recipe, (_TARGETS,), records)
 
 

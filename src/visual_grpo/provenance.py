@@ -27,7 +27,7 @@ from visual_grpo.common.errors import Remedy, UserError
 from visual_grpo.common.importing import code_digest, option_code
 from visual_grpo.config import GRPOConfig, ModelConfig, Parameters, flatten, merged
 from visual_grpo.config.adapter_folder import CODE, COMMIT, FILE
-from visual_grpo.config.decides import PIPELINES, Decides, decides, declared, is_of_the_command
+from visual_grpo.config.decides import DEPENDS_ON, Decides, decides, declared, is_of_the_command
 from visual_grpo.config.presets import AUTO
 from visual_grpo.rewards.catalogue import is_negative_points, reward_commits, transport_of
 
@@ -259,7 +259,7 @@ def require_pair(baseline: Provenance, present: Provenance, adapter: str | None 
         adapter: the adapter that is evaluated with the parameters of its training; the baseline must be made with the
             same ones.
     """
-    if different := differences(baseline, present, PIPELINES["baseline"], rounding=False, covers=True):
+    if different := differences(baseline, present, DEPENDS_ON["baseline"], rounding=False, covers=True):
         listed = "\n".join(f"  {phrase}" for phrase in described(different))
         raise UserError(
             f"the baseline does not pair with this run:\n{listed}\nMake the baseline again.",

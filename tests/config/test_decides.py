@@ -10,7 +10,7 @@ from pydantic import Field
 from visual_grpo import provenance
 from visual_grpo.config import decides
 from visual_grpo.config.base import Strict
-from visual_grpo.config.decides import PIPELINES, Decides, declarations
+from visual_grpo.config.decides import DEPENDS_ON, Decides, declarations
 from visual_grpo.config.pipelines import FLOW
 
 # By hand, from what the code reads: a declaration is wrong without an error, and its results are then wrong in silence.
@@ -74,14 +74,14 @@ def consequences(name: str) -> str:
     """
     before, now = ({"parameters": tree(name, value)} for value in ("a", "b"))
     judged = provenance.parameters_of_training(now["parameters"], before["parameters"], {})
-    baseline, train = PIPELINES["baseline"], PIPELINES["train"]
+    baseline, train = DEPENDS_ON["baseline"], DEPENDS_ON["train"]
     found = {
         "named": decides.decides(name, Decides.EVERYTHING, rounding=False),
         "again": provenance.differences(before, now, baseline),
         "unpaired": provenance.differences(before, now, baseline, rounding=False, covers=True),
         "retrained": provenance.differences(before, now, train),
         "refused": provenance.differences(before, now, train & ~Decides.STOPPING, rounding=False),
-        "rejudged": provenance.differences(before, now, PIPELINES["evaluate"]),
+        "rejudged": provenance.differences(before, now, DEPENDS_ON["evaluate"]),
         "own": judged == before["parameters"],
         "rewarded": name.startswith("rewards.")
         and provenance.differences(before, now, Decides.SCORES | Decides.JUDGEMENT),
@@ -129,7 +129,7 @@ def test_a_new_parameter_without_a_declaration_decides_what_its_section_does_or_
 
 
 def test_a_baseline_of_more_samples_covers_one_of_fewer_and_a_pipeline_that_judges_is_known() -> None:
-    assert set(PIPELINES) == {*FLOW} - {"starter", "data_preparation"}
+    assert set(DEPENDS_ON) == {*FLOW} - {"starter", "data_preparation"}
     asked = Decides.ASKED
     more, fewer = ({"parameters": {"evaluation": {"max_prompts": count}}} for count in (9, 3))
     assert provenance.differences(more, fewer, asked) != {} == provenance.differences(more, fewer, asked, covers=True)

@@ -112,5 +112,22 @@ def test_an_error_names_the_parameter_that_names_the_dataset(
     assert "data.path" not in str(told.value)
 
 
+@pytest.mark.parametrize(
+    ("training", "files", "read"),
+    [
+        ({"path": "elsewhere", "config": "fr", "revision": "v2"}, ONE, "from the hub"),
+        ({"path": PATH, "config": "fr"}, TWO, "bonjour"),
+    ],
+)
+def test_revision_and_configuration_are_of_the_dataset_at_data_path(
+    training: dict[str, str], files: dict[str, str], read: str, tmp_path: Path
+) -> None:
+    with (
+        hub(NAME, repository(tmp_path / "repository", files), kind="datasets"),
+        ad_hoc_records(PATH, data_config(**training), "generate.prompts") as records,
+    ):
+        assert [record.prompt for record in records] == [read]
+
+
 def test_prompts_to_generate_are_named_by_the_page_of_a_dataset() -> None:
     assert GenerateConfig(prompts="https://huggingface.co/datasets/acme/pictures").prompts == PATH

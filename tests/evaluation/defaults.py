@@ -13,7 +13,7 @@ import yaml
 
 from visual_grpo import provenance
 from visual_grpo.config import Parameters
-from visual_grpo.config.decides import PIPELINES
+from visual_grpo.config.decides import DEPENDS_ON
 from visual_grpo.config.schema import merged
 from visual_grpo.models.run_spec import resolve
 from visual_grpo.starter.world_defaults import with_world
@@ -42,4 +42,4 @@ def samples_record(config: Parameters, commits: Mapping[str, Any] | None = None,
         patch.object(provenance, "runtime", return_value={}),  # It asks for the device, which need not be here.
     ):
         record = provenance.of(resolve(config), starter, "data")
-    return provenance.values(record, PIPELINES["baseline"], rounding=False)
+    return provenance.values(record, DEPENDS_ON["baseline"], rounding=False)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from kedro.io import DataCatalog, MemoryDataset
 from peft import LoraConfig, get_peft_model_state_dict
 from peft.tuners.lora import LoraLayer
 from safetensors.torch import load_file, save_file
@@ -24,18 +25,22 @@ from visual_grpo import provenance
 from visual_grpo.common.digests import file_digest
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import PromptRecord
-from visual_grpo.config import GRPOConfig, LoraParams, PolicyConfig, SamplerConfig
+from visual_grpo.config import GRPOConfig, LoraParams, Parameters, PolicyConfig, SamplerConfig
 from visual_grpo.config.adapter_folder import FACTS
-from visual_grpo.config.decides import PIPELINES
+from visual_grpo.config.decides import DEPENDS_ON
+from visual_grpo.data.datasets import FolderDataset
 from visual_grpo.grpo.trainer import GRPOTrainer
+from visual_grpo.hooks.parameters import RUN_SPEC, ParameterHooks
 from visual_grpo.models.family import find_family
 from visual_grpo.models.lora_files import read_lora, start_from
 from visual_grpo.models.lora_fit import require_startable
 from visual_grpo.models.model import Model
 from visual_grpo.models.run_spec import RunSpec, resolve
 from visual_grpo.operations.preflight.check import check_model, pinned
+from visual_grpo.pipeline_registry import register_pipelines
 from visual_grpo.pipelines.starter import build
 from visual_grpo.rewards.combine import RewardSet
+from visual_grpo.tracking.adapter_lookup import find_start, start_digest, start_of_training
 from visual_grpo.training.components import build_model, check_unchanged, load_model
 
 RANK, ALPHA = 4, 2.0
@@ -292,7 +297,7 @@ def test_a_merged_file_is_a_part_of_the_base_model_in_every_record(sd3: tuple[Pa
     made = [build(spec.config.starter, spec.config.data, spec.config.model, 0) for spec in specs]
     without, merged = (provenance.of(spec, model, "data") for spec, model in zip(specs, made, strict=True))
     for pipeline in ("baseline", "train"):
-        found = provenance.differences(without, merged, PIPELINES[pipeline])
+        found = provenance.differences(without, merged, DEPENDS_ON[pipeline])
         assert provenance.described(found) == ["base model", "LoRA in the base model"]
     digest = file_digest(theirs)
     with pytest.raises(UserError, match=f"has no LoRA merged into it, and had the LoRA with the sha256 {digest[:12]}"):
@@ -327,6 +332,34 @@ def test_a_file_on_the_hub_is_merged_as_it_was_at_the_start_of_the_command(
     assert config.model.lora == f"hf://someone/lora@{COMMIT}/{theirs.name}"
     with counted() as requests:
         assert build(config.starter, config.data, config.model, 0)["lora"] == file_digest(theirs)
+    assert requests == []
+
+
+def test_a_training_starts_from_what_the_hub_has_when_it_is_started(
+    sd3: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base, theirs = sd3
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "repository").mkdir()
+    file = Path(shutil.copy(theirs, tmp_path / "repository"))
+    tree = spec_of(base, rank=RANK).config.model_dump()
+    tree |= {"train": {"start": "someone/lora"}, "rewards": {"edge_density": {}}, "reward": "listed"}
+    hooks = ParameterHooks()
+    hooks._parameters, hooks._runtime, hooks._taken = Parameters.model_validate(tree), {}, {}
+    catalog = DataCatalog({"records": MemoryDataset(RECORDS)})
+    catalog["adapters"] = FolderDataset(filepath=str(tmp_path / "adapters"))
+    hooks.after_catalog_created(catalog)
+    with hub("someone/lora", tmp_path / "repository"):
+        hooks.before_pipeline_run(register_pipelines()["train"], catalog)
+    start = catalog.load(RUN_SPEC).config.train.start
+    assert start == f"hf://someone/lora@{COMMIT}/{file.name}"
+    assert catalog.load("parameters").train.start == start
+    file.write_bytes(b"later")
+    with hub("someone/lora", tmp_path / "repository", commit="f" * 40):
+        assert start_digest(Path(str(start_of_training(f"someone/lora/{file.name}", Path())))) != file_digest(theirs)
+    with counted() as requests:
+        assert find_start(start, file_digest(theirs), Path()).read_bytes() == theirs.read_bytes()
     assert requests == []
 
 

@@ -23,7 +23,7 @@ from visual_grpo.data.manifest import RecordTable, write_manifest, write_seen
 from visual_grpo.evaluation.samples import read_scores
 from visual_grpo.models.run_spec import RunSpec, resolve
 from visual_grpo.operations.candidates import ComparedModel
-from visual_grpo.pipelines.compare import compare_adapters, differences
+from visual_grpo.pipelines.compare import compare_adapters, training_differences
 from visual_grpo.pipelines.generate import generate_for_prompts
 from visual_grpo.pipelines.score import score_folder, summary
 from visual_grpo.training import components
@@ -307,6 +307,8 @@ def test_settings_that_decided_nothing_in_either_training_are_no_difference(tmp_
     elsewhere = {"plan": {"prompt_words": 9}, "model": {"device": "cuda"}, "evaluation": {"seed": 3}}
     overridden: dict[str, Any] = elsewhere | {"modules": {"ar": {"kl_weight": 0.5}, "dit": {"learning_rate": 0.5}}}
     dit, too = side(tmp_path / "dit", ("dit",)), side(tmp_path / "too", ("dit",), **overridden)
-    assert differences(dit, too) == {"evaluation.seed": [0, 3], "modules.dit.learning_rate": [0.0006, 0.5]}
+    assert training_differences(dit, too) == {"evaluation.seed": [0, 3], "modules.dit.learning_rate": [0.0006, 0.5]}
     both = side(tmp_path / "both", ("ar", "dit"), **overridden)
-    assert sorted(differences(dit, both)) == [*("evaluation.seed", "modules.ar.kl_weight", "modules.dit.learning_rate")]
+    assert sorted(training_differences(dit, both)) == [
+        *("evaluation.seed", "modules.ar.kl_weight", "modules.dit.learning_rate")
+    ]

@@ -39,6 +39,7 @@ from visual_grpo.data.drift import profile_of, read_profile
 from visual_grpo.data.manifest import RecordTable, prompt_hash, read_seen, write_manifest
 from visual_grpo.hooks.parameters import RUN_CONTEXT, RUN_SPEC, parameter_entries
 from visual_grpo.models.run_spec import resolve
+from visual_grpo.operations.command import Command
 from visual_grpo.operations.reproduction.repeat import check_repeatable
 from visual_grpo.operations.training_command import StepWatcher
 from visual_grpo.pipeline_registry import register_pipelines
@@ -212,6 +213,7 @@ def test_a_step_of_minutes_says_what_it_is_doing() -> None:
 def test_an_extended_run_names_the_commands_of_all_its_parts(
     project: Project, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr("visual_grpo.operations.command._current", [Command("mine", (), {})])
     for number, changes in enumerate(({}, {"resume": "auto"}, {"resume": "auto"})):
         monkeypatch.setattr(sys, "argv", ["kedro", "run", f"--part={number}"])
         project.run(grpo={"schedule": "constant", "warmup_steps": 3, "steps": 2 + number}, **changes)
@@ -233,7 +235,7 @@ def test_an_extended_run_names_the_commands_of_all_its_parts(
     assert not any("with the code of" in line for line in card)
     assert any(line.startswith("- `ar`: `peft.PeftModel.from_pretrained(model, 'FOLDER/ar')") for line in card)
     [judged_by] = (line for line in card if line.startswith("None yet. To judge the adapter: "))
-    assert "kedro run --pipeline=evaluate`" in judged_by
+    assert "kedro run --env=mine --pipeline=evaluate`" in judged_by
     facts["parameters"]["rewards"]["second"] = {"function": "engine:read", "judge": True}
     assert "- Judges: second of the total" in model_card(facts, ["ar"]).splitlines()
     for kept, step in (("best", 1), ("last", 4)):

@@ -14,7 +14,7 @@ from tests.pretend.trained import records_of
 from tests.quantised.making import few_bits, loaded, trainer_of
 from tests.replacing import replaced
 from visual_grpo.common.errors import UserError
-from visual_grpo.config.decides import PIPELINES
+from visual_grpo.config.decides import DEPENDS_ON
 from visual_grpo.models import loading
 from visual_grpo.models.quantized import check_base_weights, require_quantized
 from visual_grpo.operations.preflight.check import check
@@ -77,8 +77,8 @@ def test_a_family_that_quantises_nothing_is_refused(pipeline_folder: Path, tmp_p
 def test_another_base_decides_every_result_and_no_resume_may_change_it(tmp_path: Path) -> None:
     tree = {"model": {"base_weights": "8bit"}, "grpo": {"optimizer": "adamw_8bit"}}
     for pipeline in ("baseline", "evaluate"):
-        assert values({"parameters": tree}, PIPELINES[pipeline]) == {"model.base_weights": "8bit"}
-    assert len(values({"parameters": tree}, PIPELINES["train"], rounding=False)) == 2
+        assert values({"parameters": tree}, DEPENDS_ON[pipeline]) == {"model.base_weights": "8bit"}
+    assert len(values({"parameters": tree}, DEPENDS_ON["train"], rounding=False)) == 2
     full, few = (few_bits(tmp_path, "dit", own) for own in ("full", "4bit"))
     optimiser = few_bits(tmp_path, "dit", "full", grpo={"optimizer": "adamw_8bit"})
     records = [runtime(own.model, own.grpo)[NUMERICS] for own in (full, few, optimiser)]

@@ -18,7 +18,7 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.config.schema import validate
 from visual_grpo.starter import build
 from visual_grpo.starter.build import BASES, find_base, model_recipe, pretrain_model
-from visual_grpo.starter.pretraining import digest_of, made_from
+from visual_grpo.starter.pretraining import digest_of, starter_notes
 from visual_grpo.starter.world_defaults import with_world
 
 BASE = BASES / "shapes_glm_image"
@@ -46,7 +46,7 @@ def files(folder: Path) -> dict[str, bytes]:
 def test_the_shipped_base_is_that_of_the_default_recipe() -> None:
     assert find_base(recipe()) == BASE, MAKE_AGAIN
     assert [base.name for base in BASES.iterdir()] == [BASE.name]
-    assert content_digest(BASE) == made_from(BASE)["content"]
+    assert content_digest(BASE) == starter_notes(BASE)["content"]
 
 
 @pytest.mark.parametrize(

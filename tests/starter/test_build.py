@@ -72,9 +72,7 @@ def few_pictures() -> Iterator[None]:
 def built(tmp_path_factory: pytest.TempPathFactory) -> StarterConfig:
     config = config_in(tmp_path_factory.mktemp("starter"))
     # After two steps no VAE preserves colours, so all three attempts are made.
-    notes = [
-        f"The VAE dulls a colour: it is pretrained again (attempt {n}), from different initial weights" for n in (1, 2)
-    ]
+    notes = [f"The VAE is not good enough: attempt {n} starts from different initial weights" for n in (1, 2)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(build, "progress", partial(silent_progress, expected=notes))
         patch.setattr(build, "run_side_by_side", in_this_process)

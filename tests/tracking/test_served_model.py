@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import mlflow
 import numpy as np
 import pandas as pd
 import pytest
@@ -24,8 +25,10 @@ from tests.conftest import SIZE, stir
 from tests.data.making import jsonl, picture, prepare
 from tests.evaluation.defaults import parameters
 from tests.models.families.sd3 import tiny
+from tests.models.test_lora_files import write as write_lora
 from tests.tracking.conftest import Project, files_of
 from tests.tracking.toy_adapters import with_facts
+from visual_grpo.common.digests import file_digest
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.images import read_size
 from visual_grpo.common.types import PromptRecord, TextSample
@@ -60,7 +63,7 @@ pd.DataFrame(answer.json()["predictions"]).to_pickle(result + ".served")
 """A user's program, and a scoring server that gets the same request."""
 
 
-def trained(folder: Path, base: Path, modules: Sequence[str], config: Parameters) -> tuple[Path, Any]:
+def trained(folder: Path, base: Path, modules: Sequence[str], config: Parameters, **facts: str) -> tuple[Path, Any]:
     """Adapters that have an effect, as a training would leave them, and the model with them on it."""
     model = load_model(
         str(base),
@@ -68,6 +71,7 @@ def trained(folder: Path, base: Path, modules: Sequence[str], config: Parameters
         train=modules,
         policy=config.policy,
         options=dict(config.model.options),
+        lora=config.model.lora,
         device="cpu",
     )
     for module in modules:
@@ -75,7 +79,7 @@ def trained(folder: Path, base: Path, modules: Sequence[str], config: Parameters
     for step in ("", "best", "last"):
         (folder / step).mkdir(parents=True, exist_ok=True)
         model.adapters.save(folder / step)
-    return with_facts(folder, base, config), model
+    return with_facts(folder, base, config, **facts), model
 
 
 def promoted(adapters: Path) -> Path:
@@ -291,6 +295,39 @@ def test_what_is_no_image_is_explained_and_text_is_never_a_path(source: Any) -> 
 def test_too_many_pixels_are_not_decoded(halves: Path) -> None:
     with pytest.raises(UserError, match=r"row 0: .* 128 x 64 pixels are more than data\.max_pixels \(8000\)"):
         read(halves.read_bytes(), 0, 8000)
+
+
+def test_a_lora_in_the_base_model_is_served_with_it(
+    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    pipeline = tiny.pipeline()
+    pipeline.save_pretrained(tmp_path / "sd3")
+    file = write_lora("diffusers sd3", pipeline, tmp_path / "theirs.safetensors")
+    few = {"steps": 2, "guidance_scale": 1.0}
+    config = parameters(
+        data={"path": "d", "height": 64, "width": 96},
+        model={"family": "sd3", "path": "sd3", "lora": file.name},
+        modules={"dit": None},
+        sampling={"rollout": few, "eval": few},
+        evaluation={"controls": []},
+    )
+    merged = {"model_lora": file_digest(file)}
+    adapters, model = trained(tmp_path / "adapters", tmp_path / "sd3", ["dit"], config, **merged)
+    promoted(adapters)
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+
+    def served() -> Any:
+        return mlflow.pyfunc.load_model(f"models:/{NAME}@champion", model_config={"device": "cpu"})
+
+    got = served().predict(["a red circle"])
+    record = PromptRecord(id="prompt", prompt="a red circle")
+    [expected] = model.generate([record], got.seed.tolist(), config.sampling.eval)
+    assert np.array_equal(np.array(Image.open(io.BytesIO(got.image[0]))), expected.permute(1, 2, 0).numpy())
+    file.write_bytes(file.read_bytes()[:-1] + b"1")
+    with pytest.raises(UserError, match=f"LoRA with the sha256 {merged['model_lora'][:12]} merged"):
+        served()
 
 
 def test_a_base_model_that_is_gone_or_changed_is_told(project: Project, tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import math
 import os
 import shutil
 import sys
@@ -52,6 +54,7 @@ class Results:
         report = self.output / "08_reporting/evaluation"
         report.mkdir(parents=True, exist_ok=True)
         (report / "evaluation.html").write_text("page")
+        Image.new("RGB", (1600, 500)).save(report / "samples.png")
         tree = {"headline": summarise([entry]), "training": read_facts(self.adapters), "rewards": [entry]}
         tree |= {"modules": ["ar", "dit"], "adapter_digest": adapter_digest(self.adapters)}
         report.with_suffix(".json").write_text(json.dumps(tree))
@@ -61,12 +64,15 @@ class Results:
         assert whole, said
         return said
 
+    def numbers(self, run_id: str, metric: str) -> list[tuple[int, float]]:
+        return [point for point in self.project.curve(run_id, metric) if not math.isnan(point[1])]
+
     def in_mlflow(self) -> dict[str, Any]:
         """What its one run has, without what MLflow makes up."""
         [run] = self.project.runs()
         files = {name: text for name, text in self.project.artifacts(run.info.run_id).items() if "images" not in name}
         return {
-            "curves": {name: self.project.curve(run.info.run_id, name) for name in run.data.metrics},
+            "curves": {name: self.numbers(run.info.run_id, name) for name in run.data.metrics},
             "pictures": self.project.pictures(run.info.run_id),
             "files": files,
             "params": run.data.params,
@@ -80,6 +86,7 @@ class Results:
 
 
 def complete(found: dict[str, Any], steps: int = STEPS) -> None:
+    assert next(iter(found["curves"])) == "result/gain", "MLflow's page of compared runs begins with it"
     assert found["curves"]["reward/total"] == [(step, step / 10) for step in range(1, steps + 1)]
     assert found["curves"]["eval/total"] == [(step, float(step)) for step in range(2, steps + 1, 2)]
     assert found["pictures"] == ["alarm+step+2", "samples+step+1", "samples+step+5"]
@@ -100,7 +107,9 @@ def judged(found: dict[str, Any]) -> None:
     description = found["tags"]["mlflow.note.content"]
     assert headline["sentence"] in description
     assert "path=evaluation/evaluation.html" in description
-    assert "samples.png" not in description, "this report has no pictures"
+    assert "path=evaluation/samples_small.png" in description
+    with Image.open(io.BytesIO(found["files"]["evaluation/samples_small.png"])) as picture:
+        assert picture.size == (640, 200), "MLflow's page would be as wide as a larger one"
 
 
 def test_a_run_that_mlflow_never_had_is_made_whole_and_once(project: Project) -> None:

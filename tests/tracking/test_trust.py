@@ -239,7 +239,7 @@ def test_where_mlflow_is_away_the_refusal_says_so(folder: Path, tmp_path: Path) 
 @pytest.mark.parametrize(("changes", "said"), [({"later": 1}, "later = 1"), ({"grpo": 3}, "grpo = 3")])
 def test_a_record_of_another_version_is_told(folder: Path, changes: dict[str, Any], said: str) -> None:
     with pytest.raises(
-        UserError, match=rf"record in .*theirs belongs to a different version of this project(?s:.*){said}"
+        UserError, match=rf"provenance in .*theirs is of a different version of this project(?s:.*){said}"
     ):
         require_version(folder, parameters().public() | changes)
 

@@ -49,9 +49,9 @@ class DataConfig(Strict, decides=Decides.CONTENT):
     held_out_split: Words | None = Field(
         None, description="split to hold out instead of held_out_share; its prompts and pictures never train"
     )
-    revision: str | None = Field(None, description="branch, tag or commit of a hub dataset; null = its main branch")
+    revision: str | None = Field(None, description="branch, tag or commit of the hub dataset at path; null = main")
     config: Words | None = Field(
-        None, description="configuration of a hub dataset that has several, such as one for each language"
+        None, description="configuration of the hub dataset at path, if it has several, such as one a language"
     )
     task: Annotated[Task, Decides.SAMPLES] = Field(
         "t2i",

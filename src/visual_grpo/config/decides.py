@@ -41,7 +41,7 @@ class Decides(Flag):
     """Combined with any other kind: only the last bits of that."""
 
 
-PIPELINES = {
+DEPENDS_ON = {
     "baseline": Decides.ASKED | Decides.SAMPLES | Decides.SCORES,
     "train": Decides.SAMPLES | Decides.SCORES | Decides.TRAINING | Decides.STOPPING,
     "evaluate": Decides.ASKED | Decides.SAMPLES | Decides.SCORES | Decides.JUDGEMENT,

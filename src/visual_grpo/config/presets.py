@@ -23,7 +23,7 @@ UNNAMED_ENVIRONMENTS = (None, "base", "local")
 
 
 def home_folder(tree: Mapping[str, Any], environment: str | None, task: str) -> str:
-    """The folder of an environment's results, which holds a folder for each ``data.task`` but ``task``.
+    """The folder of an environment's results, with a subfolder for every ``data.task`` other than ``task``.
 
     The default environment has ``data``, an environment NAME ``data/NAME``; ``output``, if given, is the folder.
     """

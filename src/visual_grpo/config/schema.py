@@ -257,7 +257,7 @@ class Parameters(Strict):
         reward = AUTO if self.reward == AUTO else LISTED
         return self.model_dump(mode="json", exclude={"retrain", "trust"}) | {"reward": reward}
 
-    def with_reward(self, preset: str) -> Parameters:
+    def with_chosen_preset(self, preset: str) -> Parameters:
         """Returns the parameters with the rewards of ``preset``, which the records have chosen."""
         return self._with(preset, {})
 

@@ -1,8 +1,8 @@
-"""Finds the parameters in a record that reach something: code, an address, a file, a model or an environment variable.
+"""Finds the parameters in a provenance that reach something: code, an address, a file, a model or a variable.
 
-A record comes with its folder, from whoever made it. Numbers, switches, words of a Literal, and text of a type marked
-`Stated` are harmless. All other text reaches something, also in a new parameter and at any depth of ``options``. Keys
-are not checked: only the values below them are used.
+A provenance comes with its folder, from whoever made it. Numbers, switches, words of a Literal, and text of a type
+marked `Stated` are harmless. All other text reaches something, also in a new parameter and at any depth of
+``options``. Keys are not checked: only the values below them are used.
 """
 
 from __future__ import annotations

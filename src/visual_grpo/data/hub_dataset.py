@@ -159,7 +159,10 @@ def _cached(name: str) -> list[str]:
 
 
 def _which(data: DataConfig, names: list[str]) -> str:
+    has = f"{data.parameter}: {data.path} has the configurations {', '.join(names)}"
+    if data.parameter != "data.path":
+        return (
+            f"{has}, and data.config chooses one of the training data alone: save the records that you want in a file."
+        )
     got = "none is named" if data.config is None else f"data.config is {data.config!r}"
-    return (
-        f"{data.parameter}: {data.path} has the configurations {', '.join(names)}, and {got}: set data.config to one."
-    )
+    return f"{has}, and {got}: set data.config to one."

@@ -323,9 +323,10 @@ def remove_unused_images(manifest: Path) -> None:
 @contextmanager
 def ad_hoc_records(path: str, data: DataConfig, parameter: str) -> Iterator[RecordTable]:
     """Prepares all records at ``path``, the value of ``parameter``, with the settings ``data``, without splits, for the
-    time of the block."""
+    time of the block. A dataset of the hub other than the one at ``data.path`` is read at its main branch."""
     no_splits = {"split": ALL, "held_out_split": None, "eval_share": 0.0, "held_out_share": 0.0, "sealed_share": 0.0}
     changes = {"layout": "auto", "columns": ColumnsConfig(), **no_splits}
+    changes |= {} if path == data.path else {"revision": None, "config": None}
     config = data.model_copy(update=changes).at(path, parameter)
     with TemporaryDirectory() as folder:
         manifest = Path(folder) / "records.parquet"

@@ -89,7 +89,7 @@ def sample_and_score(
     generator: torch.Generator,
     clock: Clock,
 ) -> list[ScoredRollout[T]]:
-    """Generates rollouts of ``rollout_prompts`` prompts each; a remote reward judges one meanwhile."""
+    """Generates rollouts of ``rollout_prompts`` prompts each; a remote reward scores one meanwhile."""
     size = config.rollout_prompts or len(prompts)
     rollouts: list[Rollout[T]] = []
     scores: list[Scores] = []

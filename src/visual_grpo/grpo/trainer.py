@@ -1,7 +1,7 @@
 """Group Relative Policy Optimization for any policy: sample, score, compare in groups, update.
 
 The trainer sees neither pixels nor tokens: a `Policy` generates rollouts and replays them with gradient, a `Scorer`
-judges the samples. Shapes: B rows in group-major order (N prompts x G samples), S decision steps of a row.
+scores the samples. Shapes: B rows in group-major order (N prompts x G samples), S decision steps of a row.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class GRPOTrainer(Generic[T]):
         self.policy, self.scorer, self.config, self.seed, self.module = policy, scorer, config, seed, module
         self.dtype: str = getattr(policy, "dtype", "float32")
         self.parameters = policy.trainable_parameters()
-        self.device, self.replays = self.parameters[0].device, config.replays(self.dtype)
+        self.device, self.replay_is_old = self.parameters[0].device, config.replays(self.dtype)
         self.optimizer = AdapterOptimizer(self.parameters, config, self.dtype)
         self._ratio_checked = False
         self.generator = torch.Generator().manual_seed(seed)
@@ -121,12 +121,12 @@ class GRPOTrainer(Generic[T]):
             updates.append(stats)
         self.step = step
         drawn = [(part.rollout, part.scores) for part in scored]
-        return step_metrics(step, drawn, batches, updates, clock, config, replays=self.replays)
+        return step_metrics(step, drawn, batches, updates, clock, config, replays=self.replay_is_old)
 
     def replay(
         self, batches: Sequence[TrainBatch[T]], *, on_policy: bool = False
     ) -> Iterator[tuple[TrainBatch[T], Tensor, Likelihoods]]:
-        """Yields, a micro-batch at a time, rows that this rank drew and some of their decisions, scored again.
+        """Yields micro-batches of the rows that this rank sampled, each with some of its decisions, recomputed.
 
         ``on_policy``: the weights are those that sampled. In half precision, where sampler and replay round apart, the
         log-probs of such a replay become the old ones (`GRPOConfig.replays`).
@@ -134,7 +134,7 @@ class GRPOTrainer(Generic[T]):
         for batch in batches:
             for rows, places in alike(list(batch.micro_batches(self.config.micro_batch_size))):
                 for decisions in self.policy.replay(batch.rollout.trajectory, places):
-                    if on_policy and self.replays:
+                    if on_policy and self.replay_is_old:
                         batch.old_log_probs[rows, decisions.steps] = decisions.log_probs.detach()
                     yield batch, rows, batch.compared(decisions, rows)
 
@@ -177,7 +177,7 @@ class GRPOTrainer(Generic[T]):
                 scores=rollout_scores,
                 rows=chosen[~row_rewards.isnan()],
                 advantages=torch.zeros(len(rollout_scores.total)).index_put((chosen,), row_advantages),
-                old_log_probs=rollout.log_probs.clone() if self.replays else rollout.log_probs,
+                old_log_probs=rollout.log_probs.clone() if self.replay_is_old else rollout.log_probs,
             )
             if len(batch.rows):
                 batches.append(batch)

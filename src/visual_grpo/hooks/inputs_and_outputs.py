@@ -38,7 +38,7 @@ class InputHooks:
 
 
 class OutputHooks:
-    """Refuses a second command in one output folder, and notes the end of a training."""
+    """Refuses a second command in one output folder, gives nodes their places and drafts, notes a training's end."""
 
     @hook_impl(tryfirst=True)
     def before_pipeline_run(self, pipeline: Pipeline, catalog: CatalogProtocol) -> None:

@@ -27,6 +27,7 @@ from visual_grpo.config.presets import LISTED, OUTPUT, PRESETS, use_catalog
 from visual_grpo.config.schema import Resume, validate
 from visual_grpo.data.datasets import require_path
 from visual_grpo.hooks.inputs_and_outputs import tags_of
+from visual_grpo.models.lora_lookup import lora_at_commit
 from visual_grpo.starter.world_defaults import with_world
 from visual_grpo.tracking.adapter_lookup import find_adapters, find_version, start_digest, start_of_training
 from visual_grpo.tracking.run_context import RunContext
@@ -115,9 +116,11 @@ class ParameterHooks:
             parameters, spec, notes = check_before_run(
                 present, makes, tags_of(pipeline), lambda: catalog.load("records")
             )
-            is_there = not (parameters.model_is_pretrained and "base_model" in makes)
-            if spec is not None and trains and is_there:
-                _check_start(spec, latest)
+            if spec is not None and trains:
+                parameters = _with_start_at_commit(parameters)
+                spec = replace(spec, config=parameters)
+                if not (parameters.model_is_pretrained and "base_model" in makes):
+                    _check_start(spec, latest)
         if parameters.resume == Resume.SAME and trains:
             assert spec is not None  # Every pipeline that trains resolves the model.
             parameters = _same_or_fresh(spec, pipeline, catalog, latest)
@@ -175,6 +178,12 @@ def _with_adapters(present: Parameters, pipeline: Pipeline, latest: Path, runtim
         tree = without_scoring(tree)
     require_adapters(folder, tree, present, given=runtime)  # Before the world, which may be code.
     return validate(with_world(tree))
+
+
+def _with_start_at_commit(config: Parameters) -> Parameters:
+    """Returns the parameters with the commit of a LoRA on the hub in ``train.start``."""
+    start = lora_at_commit(config.train.start, "train.start")
+    return config.model_copy(update={"train": config.train.model_copy(update={"start": start})})
 
 
 def _check_start(spec: RunSpec, latest: Path) -> None:

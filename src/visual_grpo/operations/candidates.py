@@ -126,12 +126,12 @@ def sample_model(
 
 def reward_differences(champion: ComparedModel, candidate: ComparedModel) -> list[str]:
     """Lists how the rewards of two trainings differ, such as ``rewards.ocr.weight (was 1, is -1)``."""
-    return _differences(_rewards_of(champion.facts, champion), _rewards_of(candidate.facts, candidate))
+    return _score_differences(_rewards_of(champion.facts, champion), _rewards_of(candidate.facts, candidate))
 
 
 def judge_differences(candidate: ComparedModel, now: provenance.Provenance) -> list[str]:
     """Lists how the present rewards differ from the candidate's training: parameters, code, files, weights."""
-    return _differences(_rewards_of(candidate.facts, candidate), _rewards_of(now, candidate))
+    return _score_differences(_rewards_of(candidate.facts, candidate), _rewards_of(now, candidate))
 
 
 def _rewards_of(record: provenance.Provenance, model: ComparedModel) -> dict[str, Any]:
@@ -148,7 +148,7 @@ def _rewards_of(record: provenance.Provenance, model: ComparedModel) -> dict[str
     return {"parameters": {"rewards": {name: tree[name] | {"weight": weights[name]} for name in learned}}, **digests}
 
 
-def _differences(before: provenance.Provenance, now: provenance.Provenance) -> list[str]:
+def _score_differences(before: provenance.Provenance, now: provenance.Provenance) -> list[str]:
     about = Decides.SCORES | Decides.JUDGEMENT
     return provenance.described(provenance.differences(before, now, about))
 

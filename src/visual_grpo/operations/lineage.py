@@ -16,14 +16,20 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
+from huggingface_hub import constants
+from huggingface_hub.errors import LocalEntryNotFoundError, RevisionNotFoundError
+
 from visual_grpo.common import console
-from visual_grpo.common.digests import content_digest, digest_once
+from visual_grpo.common.digests import content_digest, digest_once, on_hub
 from visual_grpo.common.errors import UserError, counted
+from visual_grpo.common.hub import REFUSALS, refusal
 from visual_grpo.common.processes import ProgramError, git
 from visual_grpo.common.quiet_libraries import silence_libraries
 from visual_grpo.config.adapter_folder import CHANGES, adapter_digest, read_facts, weight_sums
 from visual_grpo.config.presets import place
 from visual_grpo.data.manifest import RecordTable
+from visual_grpo.models.lora_lookup import merged_lora
 from visual_grpo.operations.command import render
 from visual_grpo.operations.reproduction.worktree import checked_out
 from visual_grpo.operations.retraining.project import read_project
@@ -33,6 +39,8 @@ from visual_grpo.tracking.run_context import dvc_hashes, recorded
 from visual_grpo.tracking.sync import DIGEST
 
 OK, DIFFERS, UNKNOWN = "ok", "differs", "cannot be checked"
+_MODEL = ["model_index.json", "config.json"]
+"""Files on the hub that say what a model is."""
 _VERSION = re.compile(r"[^/@]+(@[^/@]+|/\d+)")
 
 
@@ -195,8 +203,7 @@ def _commit_with(project: Path, digest: str) -> str:
 def _base(facts: Mapping[str, Any], project: Path) -> Line:
     model, content = str(facts["model"]), facts.get("model_content")
     if content is None:
-        shown = f"{model} at commit {facts['parameters']['model']['revision']}"
-        return Line("base model", shown, UNKNOWN, "it is on the hub: its files were not read")
+        return _base_on_hub(model, facts["parameters"]["model"]["revision"])
     shown, folder = f"{model} {content[:12]}", project / Path(model).expanduser()
     if not folder.is_dir():
         return Line("base model", shown, UNKNOWN, f"{model} does not exist here")
@@ -205,12 +212,32 @@ def _base(facts: Mapping[str, Any], project: Path) -> Line:
     return Line("base model", shown, OK, "digest of its files")
 
 
+def _base_on_hub(model: str, commit: str) -> Line:
+    """Looks for the commit, which stands for every file, in the hub's cache, and then on the hub."""
+    what, shown = "base model", f"{model} at commit {commit}"
+    with suppress(LocalEntryNotFoundError):
+        huggingface_hub.snapshot_download(model, revision=commit, allow_patterns=_MODEL, local_files_only=True)
+        return Line(what, shown, OK, "the hub's cache has this commit")
+    try:
+        huggingface_hub.model_info(model, revision=commit, timeout=constants.HF_HUB_ETAG_TIMEOUT)
+    except RevisionNotFoundError:
+        return Line(what, shown, DIFFERS, "the hub no longer has this commit")
+    except REFUSALS as error:
+        return Line(what, shown, UNKNOWN, refusal("model", "model.path", model, commit, error))
+    return Line(what, shown, OK, "the hub has this commit")
+
+
 def _merged(facts: Mapping[str, Any], project: Path) -> Iterator[Line]:
     """The LoRA that is merged into the base model."""
     if (stored := facts.get("model_lora")) is None:
         return
     named = facts["parameters"]["model"]["lora"]
-    what, shown, file = "merged LoRA", f"{named} {stored[:12]}", project / Path(named).expanduser()
+    what, shown = "merged LoRA", f"{named} {stored[:12]}"
+    try:
+        file = merged_lora(named) if on_hub(named) else project / Path(named).expanduser()
+    except UserError as error:
+        yield Line(what, shown, UNKNOWN, str(error))
+        return
     if not file.is_file():
         yield Line(what, shown, UNKNOWN, "it is not a file here")
     elif digest_once(file) != stored:

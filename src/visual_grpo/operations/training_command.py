@@ -186,9 +186,9 @@ def show_replaced(folder: Path, steps: int, run_id: str | None) -> None:
     )
 
 
-def show_mixed(made_from: Mapping[str, Any]) -> None:
+def show_mixed(facts: Mapping[str, Any]) -> None:
     """Says of a resumed training with this provenance what keeps `reproduce` from repeating it."""
-    if mixed := mixed_parts(made_from):
+    if mixed := mixed_parts(facts):
         console.note(
             f"Warning: this run goes on with different {'; '.join(mixed)}, so `reproduce` will not be able to repeat"
             " it. To train what it can repeat, start at step 1 (resume=never)."
@@ -197,25 +197,26 @@ def show_mixed(made_from: Mapping[str, Any]) -> None:
 
 def training_provenance(
     config: Parameters,
-    present: provenance.Provenance,
+    now: provenance.Provenance,
     command: Mapping[str, str],
     start: Path | None,
     resumed: resuming.ResumedRun | None,
 ) -> dict[str, Any]:
     """Returns the provenance of the adapters, with the commands that started and resumed their training.
 
-    ``present`` is the provenance without them, ``command`` what is known of this one (`RunContext.facts`).
+    ``now`` is the provenance without them, ``command`` what is known of this one (`RunContext.facts`).
     """
-    inputs = {name: value for name, value in present.items() if name not in provenance.RUNTIME}
-    now = {**command, **{name: present[name] for name in provenance.RUNTIME}}
+    of_result = {name: value for name, value in now.items() if name not in provenance.RUNTIME}
+    of_command = {**command, **{name: now[name] for name in provenance.RUNTIME}}
     start_run = None if start is None or start.is_file() else read_facts(start).get("mlflow_run_id")
     if start_run is not None:
-        now[START_RUN] = start_run
+        of_command[START_RUN] = start_run
     if resumed is None:
-        return {**inputs, **now}
+        return {**of_result, **of_command}
     adjusted = [*resumed.provenance.get(ADJUSTED, "").splitlines(), *resuming.adjusted(resumed, config.public())]
-    earlier = {name: value for name, value in resumed.provenance.items() if name not in inputs}
-    return {**inputs, **run_context.resumed(earlier, now), **({ADJUSTED: "\n".join(adjusted)} if adjusted else {})}
+    earlier = {name: value for name, value in resumed.provenance.items() if name not in of_result}
+    joined = run_context.resumed(earlier, of_command)
+    return {**of_result, **joined, **({ADJUSTED: "\n".join(adjusted)} if adjusted else {})}
 
 
 def complete_adapters(

@@ -11,7 +11,7 @@ from kedro.pipeline import Node, Pipeline
 from visual_grpo import provenance
 from visual_grpo.common import console
 from visual_grpo.common.errors import UserError
-from visual_grpo.config.decides import PIPELINES
+from visual_grpo.config.decides import DEPENDS_ON
 from visual_grpo.data.manifest import RecordTable
 from visual_grpo.models.run_spec import RunSpec
 from visual_grpo.training import components
@@ -33,21 +33,21 @@ def create_pipeline() -> Pipeline:
 
 
 def generate_baseline(
-    spec: RunSpec, base_model: dict[str, Any], records: RecordTable, present: Path, draft: Path
+    spec: RunSpec, base_model: dict[str, Any], records: RecordTable, earlier: Path, draft: Path
 ) -> Path:
     """Generates and scores samples of the policy without an adapter, also at each control's settings.
 
-    A baseline at ``present``, its place, is kept if the same one would be generated.
+    The ``earlier`` baseline, at its place, is kept if the same one would be generated.
     """
     components.check_unchanged(base_model, spec)
     now = provenance.of(spec, base_model, records.digest)
     # The files of a model on the hub may have changed, unless its revision is a commit.
     known = base_model["content"] or re.fullmatch(r"[0-9a-f]{40}", spec.config.model.revision or "")
-    why = _redraw_reason(present, now, spec.config.evaluation.redraw, bool(known))
+    why = _redraw_reason(earlier, now, spec.config.evaluation.redraw, bool(known))
     if why is None:
-        console.note(f"Kept the baseline in {present}: nothing that it depends on has changed (evaluation.redraw)")
-        return present
-    if present.is_dir():
+        console.note(f"Kept the baseline in {earlier}: nothing that it depends on has changed (evaluation.redraw)")
+        return earlier
+    if earlier.is_dir():
         console.note(f"Generating the baseline again: {why}")
     generate_samples(draft, spec, records, adapters=None, title="baseline")
     provenance.write(draft, now)
@@ -71,6 +71,6 @@ def _redraw_reason(folder: Path, now: provenance.Provenance, redraw: bool, known
         return str(error).rstrip(".")
     if not known:
         return "model.path is on the hub and model.revision names no commit, so its files may have changed"
-    if different := provenance.differences(before, now, PIPELINES["baseline"]):
+    if different := provenance.differences(before, now, DEPENDS_ON["baseline"]):
         return f"different {', '.join(provenance.described(different))}"
     return None if provenance.is_intact(folder, before) else f"a file in {folder} was changed, added or removed"

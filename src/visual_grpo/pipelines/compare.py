@@ -12,7 +12,7 @@ from visual_grpo.common import console
 from visual_grpo.common.errors import UserError
 from visual_grpo.config import Parameters
 from visual_grpo.config.adapter_folder import modules_of
-from visual_grpo.config.decides import PIPELINES
+from visual_grpo.config.decides import DEPENDS_ON
 from visual_grpo.data.manifest import RecordTable
 from visual_grpo.evaluation import report
 from visual_grpo.evaluation.samples import distinct_prompts
@@ -59,7 +59,7 @@ def compare_adapters(parameters: Parameters, records: RecordTable, latest: Path,
         names=(first.name, second.name),
         notes=notes,
         adapter=f"{second.name} against {first.name}",
-        differences=differences(first, second),
+        differences=training_differences(first, second),
     )
     history = report.read_history(second.folder or first.folder or Path())
     report.write_report(draft, evaluation, before, after, history, defaults=default_parameters())
@@ -69,7 +69,7 @@ def compare_adapters(parameters: Parameters, records: RecordTable, latest: Path,
     return draft
 
 
-def differences(first: ComparedModel, second: ComparedModel) -> dict[str, list[Any]]:
+def training_differences(first: ComparedModel, second: ComparedModel) -> dict[str, list[Any]]:
     """Lists what differs between two trainings, with the first's and the second's value.
 
     Empty where one model is the base model.
@@ -78,7 +78,9 @@ def differences(first: ComparedModel, second: ComparedModel) -> dict[str, list[A
         return {}
     trained = {*modules_of(first.folder), *modules_of(second.folder)}
     # Of the base model, one digest is enough.
-    found = provenance.differences(first.facts, second.facts, PIPELINES["train"], but=["model_content", "model.device"])
+    found = provenance.differences(
+        first.facts, second.facts, DEPENDS_ON["train"], but=["model_content", "model.device"]
+    )
     changed = {
         provenance.MEANING.get(name, name): list(values)
         for name, values in found.items()

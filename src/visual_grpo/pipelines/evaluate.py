@@ -12,7 +12,7 @@ from visual_grpo.common import console
 from visual_grpo.common.files import from_here, require_no_links
 from visual_grpo.config import EvaluationConfig
 from visual_grpo.config.adapter_folder import adapter_digest, modules_of, read_facts
-from visual_grpo.config.decides import PIPELINES
+from visual_grpo.config.decides import DEPENDS_ON
 from visual_grpo.data.manifest import RecordTable
 from visual_grpo.evaluation import report
 from visual_grpo.evaluation.alarm import alarm_notes
@@ -80,11 +80,11 @@ def generate_trained(
     components.check_unchanged(base_model, spec)
     training, before = read_facts(adapters), provenance.read(baseline, "baseline")
     made_from = {"baseline": before["digest"], "adapters": adapter_digest(adapters)}
-    present = provenance.of(spec, base_model, records.digest, **made_from)
-    provenance.require_pair(before, present, training.get("mlflow_run_id"))
-    provenance.require_trained_on(training, present)
+    now = provenance.of(spec, base_model, records.digest, **made_from)
+    provenance.require_pair(before, now, training.get("mlflow_run_id"))
+    provenance.require_trained_on(training, now)
     generate_samples(draft, spec, records, adapters=adapters, title="evaluate")
-    provenance.write(draft, present)
+    provenance.write(draft, now)
     return draft
 
 
@@ -110,7 +110,7 @@ def compare_with_baseline(
         adapter=", ".join(str(from_here(adapters / module)) for module in modules),
         adapter_digest=digest,
         modules=modules,
-        depends_on=provenance.values(now, PIPELINES["baseline"], rounding=False),
+        depends_on=provenance.values(now, DEPENDS_ON["baseline"], rounding=False),
     )
     return evaluation, result(evaluation["headline"])
 
@@ -122,7 +122,7 @@ def write_report(evaluation: dict[str, Any], baseline: Path, trained: Path, adap
 
 
 def complete_card(evaluation: dict[str, Any], adapters: Path, judged: Path, evaluation_report: Path) -> None:
-    """Writes the result on the card of this output folder's adapters, which no digest and no DVC counts (.dvcignore).
+    """Writes the result on the card of this output folder's adapters, which digests and DVC (.dvcignore) leave out.
 
     Adapters from elsewhere belong to somebody: their folder is only read.
     """

@@ -55,11 +55,11 @@ def what_is_there(starter: StarterConfig, data: DataConfig) -> str:
     world = find_world(starter.world)
     if data.path == starter.dataset:
         made = f"Dataset: {starter.dataset}   Base model: {starter.model}"
-        if not world.judges or world.installed_judges:
+        if not world.worker_judges or world.installed_judges:
             return made
         return (
             f"{made}\nNo judge is installed. One would show whether a gain carries over to a score other than the"
-            f" reward: make install-worker NAME={next(iter(world.judges))}"
+            f" reward: make install-worker NAME={next(iter(world.worker_judges))}"
         )
     return (
         f"Base model: {starter.model}\nWarning: this small model was pretrained on rendered {world.name} and nothing"

@@ -41,6 +41,7 @@ from visual_grpo.training.run import Callbacks, TrainingRun
 
 
 def create_pipeline() -> Pipeline:
+    """``path:adapters`` and ``draft`` are places, which `OutputHooks` gives to the node."""
     return Pipeline(
         [
             Node(
@@ -87,28 +88,28 @@ def train(
             " Baseline, controls and KL are of the base model without it."
         )
     digest = None if start is None else start_digest(start)
-    present = provenance.of(spec, base_model, records.digest, digest)
+    now = provenance.of(spec, base_model, records.digest, digest)
     # Before the baseline is checked: the advice to make that again would lose the one that belongs to the checkpoint.
-    resumed = resuming.resumed_run(config, present)
+    resumed = resuming.resumed_run(config, now)
     before = provenance.read(baseline, "baseline")
-    provenance.require_pair(before, present)
+    provenance.require_pair(before, now)
     extent = {name: before["parameters"]["evaluation"][name] for name in ("images_per_prompt", "max_prompts")}
     scorer = components.build_scorer(spec)
     data = {split: records.split(split) for split in OPEN}
     for split in ("train", "eval"):
         scorer.check_records(data[split])
     profile = profile_of(records)  # Now: after hours of training, a missing picture would end the command.
-    read = [config.data.path, present["model"], from_here(records.path.parent), from_here(baseline)]
-    made_from = training_provenance(config, present, context.facts(read), start, resumed) | {BASELINE: extent}
-    made_from |= {DATA_COMMIT: commit} if (commit := records.report.get("commit")) else {}
+    read = [config.data.path, now["model"], from_here(records.path.parent), from_here(baseline)]
+    facts = training_provenance(config, now, context.facts(read), start, resumed) | {BASELINE: extent}
+    facts |= {DATA_COMMIT: commit} if (commit := records.report.get("commit")) else {}
     arguments = {
         "data": data,
-        "provenance": made_from,
+        "provenance": facts,
         "resumed": resumed,
         "run_id": tracker.run_id,
     }
     show_replaced(latest, config.grpo.steps, tracker.run_id)
-    show_mixed(made_from)
+    show_mixed(facts)
     every = config.evaluation.every or config.grpo.steps
     monitor = HackingMonitor(baseline, config.alarm, -(-config.grpo.steps // every), scorer.weights)
     with launch.running_ranks(spec, train_on_rank, start=start, arguments=arguments):

@@ -76,8 +76,8 @@ def is_negative_points(name: str, function: str | None) -> bool:
 def transport_of(name: str, function: str | None) -> frozenset[str]:
     """Returns the options that cannot affect a score, such as a timeout; none if the reward cannot be loaded.
 
-    Of a function that is not built in, only what is imported already is asked: its name may come from the record of a
-    stranger, whose code a comparison must not run.
+    Of a function that is not built in, only what is imported already is asked: its name may come from a stranger's
+    provenance, whose code a comparison must not run.
     """
     if function is not None and function.partition(":")[0] not in sys.modules:
         return frozenset()

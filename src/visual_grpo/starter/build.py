@@ -18,7 +18,15 @@ from visual_grpo.common.device import processor
 from visual_grpo.common.digests import content_digest
 from visual_grpo.common.quiet_libraries import hidden_progress_bars
 from visual_grpo.config import DataConfig, StarterConfig
-from visual_grpo.starter.pretraining import Advance, Job, digest_of, made_from, own_code, run_side_by_side, write_once
+from visual_grpo.starter.pretraining import (
+    Advance,
+    Job,
+    digest_of,
+    own_code,
+    run_side_by_side,
+    starter_notes,
+    write_once,
+)
 from visual_grpo.starter.worlds import SmallModel, find_world
 
 _VERSION = 7
@@ -48,7 +56,7 @@ def pretrain_model(config: StarterConfig, data: DataConfig, family: str, seed: i
             return {"content": content_digest(fresh), "processor": processor()}
         _copy(base, fresh)
         note("This base model comes with the project; starter.pretrain=true pretrains it again.")
-        return made_from(base)
+        return starter_notes(base)
 
     made = write_once(folder, recipe, write, even_if_there=config.pretrain)
     # Of the files as they were made: `check_unchanged` tells where they have been edited since.
@@ -57,7 +65,7 @@ def pretrain_model(config: StarterConfig, data: DataConfig, family: str, seed: i
 
 def find_base(recipe: Mapping[str, Any]) -> Path | None:
     """Returns the folder in `BASES` that the same recipe gave, if there is one."""
-    return next((base for base in BASES.iterdir() if made_from(base).get("digest") == digest_of(recipe)), None)
+    return next((base for base in BASES.iterdir() if starter_notes(base).get("digest") == digest_of(recipe)), None)
 
 
 def _copy(base: Path, folder: Path) -> None:
@@ -127,9 +135,7 @@ def _module_progress(steps: Mapping[str, int], counted: Collection[str]) -> Iter
             nonlocal again
             if done <= reached[module]:  # Only the VAE starts again, where its result is not good enough.
                 again += 1
-                bar.note(
-                    f"The VAE dulls a colour: it is pretrained again (attempt {again}), from different initial weights"
-                )
+                bar.note(f"The VAE is not good enough: attempt {again} starts from different initial weights")
             taken = done - reached[module] if module in counted else 0
             bar.advance(taken, **{module: f"{done / steps[module]:.0%}"})
             reached[module] = done

@@ -55,7 +55,7 @@ def digest_of(recipe: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()
 
 
-def made_from(folder: Path) -> dict[str, str]:
+def starter_notes(folder: Path) -> dict[str, str]:
     """Returns what `write_once` noted in ``folder``: ``digest`` of the recipe, and more; empty if it wrote no such."""
     file = folder / STARTER
     return dict(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else {}
@@ -74,11 +74,11 @@ def write_once(
     interruption the folder is unchanged.
     """
     digest = digest_of(recipe)
-    if even_if_there or made_from(settled(folder)).get("digest") != digest:
+    if even_if_there or starter_notes(settled(folder)).get("digest") != digest:
         with fresh_folder(folder) as fresh:
             noted = {"digest": digest, **write(fresh)}
             (fresh / STARTER).write_text(json.dumps(noted), encoding="utf-8")
-    return made_from(folder)
+    return starter_notes(folder)
 
 
 def write_dataset(

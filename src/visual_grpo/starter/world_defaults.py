@@ -55,7 +55,7 @@ def with_world(tree: Mapping[str, Any], environment: str | None = None) -> dict[
         family = next(iter(world.models), AUTO) if family == AUTO else family
         _check_family(world, family)
         tree["model"] = {**model, "path": folder, "family": family}
-    return _with_rewards(tree, world, renders)
+    return _with_world_rewards(tree, world, renders)
 
 
 def default_parameters(file: Path = CONF) -> dict[str, Any]:
@@ -91,7 +91,7 @@ def _check_family(world: World, family: str) -> None:
         )
 
 
-def _with_rewards(tree: dict[str, Any], world: World, renders: bool) -> dict[str, Any]:
+def _with_world_rewards(tree: dict[str, Any], world: World, renders: bool) -> dict[str, Any]:
     reward, chosen = tree.get("reward", AUTO), None
     if isinstance(reward, str):
         chosen = {SHAPES.name: SHAPES, world.name: world}.get(reward)

@@ -57,12 +57,12 @@ class World:
     """By family; the first is the default."""
     preset: Preset
     """Sections ``rewards`` and ``modules`` of the parameters, for its data."""
-    judges: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    worker_judges: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Further entries of ``rewards``, each a judge in a worker of the same name; used where that is installed."""
 
     @property
     def installed_judges(self) -> dict[str, Mapping[str, Any]]:
-        return {name: entry for name, entry in self.judges.items() if python_of(name).is_file()}
+        return {name: entry for name, entry in self.worker_judges.items() if python_of(name).is_file()}
 
 
 _GLM = "visual_grpo.starter.glm_image"

@@ -6,6 +6,7 @@ Requests about a run raise MLflow's own errors, and can be repeated: they add no
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import socket
@@ -36,12 +37,14 @@ GAIN, CHANGED = "gain", "changed"
 """Tags of a run: its gain with the interval; what was changed for it, as ``--params`` takes it."""
 NOTE = "mlflow.note.content"
 """MLflow's own tag of a run's description."""
+FIRST = "result/gain"
+"""The metric that MLflow's pages of a run and of compared runs begin with, because it is logged first."""
 COLUMNS = {
-    "tags.`gain`": 190,
+    "tags.`gain`": 165,
     "tags.`verdict`": 110,
-    "tags.`changed`": 230,
+    "tags.`changed`": 200,
     "metrics.`result/by_judge`": 120,
-    "metrics.`result/gain_over_control`": 120,
+    "metrics.`result/gain_over_control`": 175,
     "metrics.`result/task`": 95,
 }
 """From left to right, with widths in pixels: together they fit into a window of 1400 pixels."""
@@ -49,14 +52,14 @@ _SHOWN = {"deleted": False, "isGenerated": False}
 _SECTION = {"uuid": "first", "name": "Gain and samples", "display": True, "isReordered": True, **_SHOWN}
 _CHART = {"metricSectionId": "first", "runsCountToCompare": 10, **_SHOWN}
 VIEW = {
-    "orderByKey": "metrics.`result/gain`",
+    "orderByKey": f"metrics.`{FIRST}`",
     "orderByAsc": False,
     "selectedColumns": list(COLUMNS),
     "columnOrder": list(COLUMNS),
     "columnWidths": COLUMNS,
     "compareRunSections": [_SECTION],
     "compareRunCharts": [
-        _CHART | {"uuid": "gain", "type": "BAR", "metricKey": "result/gain"},
+        _CHART | {"uuid": "gain", "type": "BAR", "metricKey": FIRST},
         _CHART | {"uuid": "samples", "type": "IMAGE", "imageKeys": ["samples"], "step": 1, "showRunParams": False},
     ],
     "isAccordionReordered": True,
@@ -218,8 +221,13 @@ def to_metrics(points: Iterable[Point]) -> list[Metric]:
 
 
 def log_metrics(client: MlflowClient, run_id: str, points: Iterable[Point], known: dict[str, set[int]]) -> None:
-    """Logs the steps that the run's curves lack; ``known`` has the steps of each curve, and gets the new ones."""
+    """Logs the steps that the run's curves lack; ``known`` has the steps of each curve, and gets those of new curves.
+
+    `FIRST` is not a number until an evaluation adds it.
+    """
     metrics = to_metrics(points)
+    if FIRST not in known and metrics:
+        metrics = [*to_metrics([(FIRST, math.nan, metrics[0].timestamp, 0)]), *metrics]
     for name in {metric.key for metric in metrics} - known.keys():
         known[name] = {point.step for point in client.get_metric_history(run_id, name)}
     client.log_batch(run_id, metrics=[metric for metric in metrics if metric.step not in known[metric.key]])

@@ -47,6 +47,8 @@ _OF_MODULE = {
 }
 _OF_RUN = {"reward/total", "seconds/step", "memory_gb"}
 _PICTURE = re.compile(r"(samples|alarm)-(\d+)\.png")
+_SAMPLES, _SMALL, _WIDTH = "samples.png", "samples_small.png", 640
+"""Files of a report, and pixels: MLflow's page of a run grows as wide as the picture in its description."""
 
 
 def sync_output(client: MlflowClient, output: Path, open_run: str | None = None) -> list[str]:
@@ -169,6 +171,10 @@ def _add_evaluation(client: MlflowClient, run: Run, file: Path, facts: Mapping[s
     headline, scores = evaluation["headline"], evaluation["rewards"]
     require_no_links(report)
     client.log_artifacts(run_id, str(report), "evaluation")
+    if (report / _SAMPLES).is_file():
+        with Image.open(report / _SAMPLES, formats=["PNG"]) as picture:
+            picture.thumbnail((_WIDTH, picture.height))
+            client.log_image(run_id, picture, artifact_file=f"evaluation/{_SMALL}")
     if scores:
         columns = list(dict.fromkeys(name for row in scores for name in row))  # Only some have a measure or a judge.
         table = {"columns": columns, "data": [[row.get(name) for name in columns] for row in scores]}
@@ -189,8 +195,11 @@ def _description(run_id: str, headline: Mapping[str, Any], report: Path) -> str:
     """Returns the description of a run on MLflow's page, in Markdown: the verdict, the report, and a picture of it."""
     sentence, *rest = lines(headline)
     page, picture = (
-        f"{words}(get-artifact?run_uuid={run_id}&path=evaluation/{name})" if (report / name).is_file() else ""
-        for words, name in (("[Open the report.]", "evaluation.html"), ("![Samples]", "samples.png"))
+        f"{words}(get-artifact?run_uuid={run_id}&path=evaluation/{name})" if (report / file).is_file() else ""
+        for words, file, name in (
+            ("[Open the report.]", "evaluation.html", "evaluation.html"),
+            ("![Samples]", _SAMPLES, _SMALL),
+        )
     )
     # MLflow shows the first lines only until it is asked for more.
     return "\n\n".join([f"**{sentence}** {page}", *rest, picture])

@@ -1,8 +1,8 @@
-"""Refuses what the record of a stranger would run, reach, read and use (`config.stated`).
+"""Refuses what the provenance of somebody else's adapters would run, reach, read and use (`config.stated`).
 
-The record of adapters or of a checkpoint comes with the folder, whoever made that. What reaches something counts only
-where the present parameters have the same value, where MLflow knows the record as this project's own, or where the
-parameter ``trust`` names the folder's digest.
+The provenance of adapters or of a checkpoint comes with the folder, whoever made that. What reaches something counts
+only where the present parameters have the same value, where MLflow knows the provenance as this project's own, or
+where the parameter ``trust`` names the folder's digest.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ ASKING_A_SERVER = ("http", "vlm_judge")
 
 
 def require_version(folder: Path, parameters: Mapping[str, Any]) -> None:
-    """Raises UserError if this version of the project does not have the parameters of the record in ``folder``."""
+    """Raises UserError if this version of the project does not have the parameters that made ``folder``."""
     try:
         validate(parameters)
     except ParameterError as error:
         raise UserError(
-            f"The record in {folder} belongs to a different version of this project, or is damaged. {error}"
+            f"The provenance in {folder} is of a different version of this project, or is damaged. {error}"
         ) from error
 
 
@@ -74,14 +74,14 @@ def require_adapters(
 def require_checkpoint(
     folder: Path,
     digest: str,
-    record: Mapping[str, Any],
+    made_with: Mapping[str, Any],
     adopted: Mapping[str, Any],
     present: Parameters,
     given: Mapping[str, Any],
 ) -> None:
-    """Like `require_adapters`, for a checkpoint with the parameters ``record``, whose files have the ``digest``."""
+    """Like `require_adapters`, for a checkpoint with the parameters ``made_with``, whose files have the ``digest``."""
     if taken := _taken(adopted, present, given):
-        _require(folder, digest, (PARAMETERS, parameters_digest(record)), taken, present.trust)
+        _require(folder, digest, (PARAMETERS, parameters_digest(made_with)), taken, present.trust)
 
 
 def _taken(adopted: Mapping[str, Any], present: Parameters, given: Mapping[str, Any]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Turns a configuration into objects; no other module does."""
+"""Turns a configuration into objects."""
 
 from __future__ import annotations
 

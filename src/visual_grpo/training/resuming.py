@@ -11,7 +11,7 @@ from visual_grpo import provenance
 from visual_grpo.common.errors import UserError, nearest_hint
 from visual_grpo.common.files import require_no_links, settled, write_atomically
 from visual_grpo.config import Parameters, flatten, merged, presets
-from visual_grpo.config.decides import PIPELINES, Decides
+from visual_grpo.config.decides import DEPENDS_ON, Decides
 from visual_grpo.config.schema import Resume, validate
 from visual_grpo.grpo import checkpoint
 
@@ -133,7 +133,7 @@ def _refuse_changes(run: ResumedRun, config: Parameters, now: provenance.Provena
                 f" The steps decide the learning rate of the schedule {config.grpo.schedule!r}; with"
                 " grpo.schedule=constant they could change."
             )
-    about = PIPELINES["train"] & ~Decides.STOPPING
+    about = DEPENDS_ON["train"] & ~Decides.STOPPING
     if different := provenance.differences(run.provenance, now, about, rounding=False, but=may_differ):
         raise UserError(
             f"The checkpoint {path} was made with different {', '.join(provenance.described(different))}: resuming"
@@ -145,7 +145,7 @@ def adjusted(run: ResumedRun, parameters: Mapping[str, Any]) -> list[str]:
     """Lines ``NAME: BEFORE, NOW after step N`` of the parameters that decide or round the result and have changed."""
     before, now = ({"parameters": tree} for tree in (run.parameters, parameters))
     # `provenance.runtime` tells of a different device.
-    different = provenance.differences(before, now, PIPELINES["train"], but=["model.device"])
+    different = provenance.differences(before, now, DEPENDS_ON["train"], but=["model.device"])
     step = checkpoint.step_of(run.checkpoint)
     return [f"{name}: {was}, {is_now} after step {step}" for name, (was, is_now) in different.items()]
 
@@ -174,6 +174,6 @@ def why_another(folder: Path, now: provenance.Provenance) -> str | None:
     if is_finished(newest):
         return f"the training of the checkpoints in {folder} is finished"
     run = ResumedRun(newest, checkpoint.load_metadata(newest))
-    different = provenance.described(provenance.differences(run.provenance, now, PIPELINES["train"]))
+    different = provenance.described(provenance.differences(run.provenance, now, DEPENDS_ON["train"]))
     different += [meaning for name, meaning in provenance.RUNTIME.items() if f"resumed.{name}" in run.provenance]
     return f"the checkpoints in {folder} belong to a different training: {', '.join(different)}" if different else None

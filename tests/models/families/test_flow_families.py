@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -9,6 +10,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import diffusers
 import pytest
 import torch
 from peft.tuners.lora import LoraLayer
@@ -17,6 +19,7 @@ from safetensors.torch import load_file
 
 from tests.conftest import stir
 from tests.evaluation.painter import brightness
+from tests.markdown import ROOT
 from tests.models.families.flux import tiny as flux
 from tests.models.families.flux2_klein import tiny as flux2_klein
 from tests.models.families.ltx import tiny as ltx
@@ -342,6 +345,13 @@ def test_rows_run_together_where_their_sources_have_the_same_sizes(tmp_path: Pat
 def test_kontext_takes_the_shape_of_a_source_rounded_down_as_its_pipeline_does() -> None:
     model = FluxKontext(flux.pipeline(kontext=True), SIZE, FluxKontextOptions())
     assert model._source(Image.new("RGB", (101, 64))).shape[2:] == (5, 5)  # 96 x 64 is nearest to 80 x 80.
+
+
+def test_the_page_says_what_kontexts_pipeline_needs_for_the_trained_size() -> None:
+    area = inspect.signature(diffusers.FluxKontextPipeline.__call__).parameters["max_area"].default
+    assert area > SIZE[0] * SIZE[1], "which it would enlarge"
+    page = (ROOT / "docs/own_model.md").read_text(encoding="utf-8")
+    assert "In diffusers' `FluxKontextPipeline`, pass `max_area=height * width`" in page
 
 
 @pytest.mark.parametrize("name", ["qwen_image_edit", "qwen_image_edit_plus"])

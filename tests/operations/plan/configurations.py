@@ -63,7 +63,7 @@ CONFIGURATIONS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "qwen3_vl, 4B": ("qwen3_vl", {"model": {"path": "Qwen/Qwen3-VL-4B-Instruct"}}),
     "qwen2_5_vl, 3B": ("qwen2_5_vl", {"model": {"path": "Qwen/Qwen2.5-VL-3B-Instruct"}}),
 }
-"""Name in docs/plan.md -> environment, and what is changed in it."""
+"""Name in docs/plan.md and docs/experiments/planned_memory.md -> environment, and what is changed in it."""
 
 
 def parameters_of(environment: str, changes: Mapping[str, Any]) -> Parameters:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 
-from tests.operations.plan.configurations import CONFIGURATIONS, parameters_of
+from tests.operations.plan.configurations import CONFIGURATIONS, ROOT, parameters_of
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.operations.plan.dry_run import planned_model, prompt_of
 from visual_grpo.operations.plan.estimate import make_plan
@@ -32,6 +34,10 @@ PARAMETERS = {
 WEIGHTS = {"glm_image": 35.3, "sd3": 18.3}
 """GB without adapters, as conf/sd3 and the counted GLM-Image say."""
 
+STORED = {"wan": "Wan 2.1 T2V 1.3B", "wan_i2v": "I2V 14B", "ltx": "LTX-Video 0.9.0"}
+"""Models that are published in float32, as docs/own_model.md calls them where it says what is downloaded."""
+PAGE = (ROOT / "docs/own_model.md").read_text(encoding="utf-8")
+
 pytestmark = pytest.mark.slow
 
 
@@ -43,6 +49,10 @@ def test_a_released_configuration_fits_its_card_without_a_download(name: str, mo
     assert plan["fits"], plan["changes"]
     for part, billions in PARAMETERS.get(name, {}).items():
         assert plan["parameters"][part] / 1e9 == pytest.approx(billions, abs=0.01)
+    if name in STORED:
+        stored = re.search(rf"{STORED[name]} (?:is about )?(\d+) GB", PAGE)
+        assert stored is not None
+        assert sum(plan["parameters"].values()) * 4 / 1e9 == pytest.approx(int(stored[1]), rel=0.02)
     if name in WEIGHTS:
         assert plan["weights_gb"] - 4 * plan["trained_parameters"] / 1e9 == pytest.approx(WEIGHTS[name], abs=0.1)
     assert all(phase["peak_gb"] <= plan["peak_gb"] for phase in plan["step"])

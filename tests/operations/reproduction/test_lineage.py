@@ -8,15 +8,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import pytest
 
+from tests.hub import COMMIT, counted, hub, hub_at
 from tests.operations.reproduction.repositories import commit, git, repository
 from tests.tracking.toy_adapters import adapters, base_model
+from visual_grpo.common.digests import file_digest
 from visual_grpo.config.adapter_folder import FACTS, adapter_digest, read_facts, weight_sums
 from visual_grpo.data.manifest import RecordTable, write_manifest
 from visual_grpo.operations.lineage import DIFFERS, OK, UNKNOWN, Line, Subject, lines
 from visual_grpo.tracking import run_context
 
+NAME = "someone/thing"
 HASH = "0123456789abcdef0123456789abcdef"
 RAW = "data/01_raw/shapes"
 
@@ -113,6 +117,56 @@ def test_a_base_model_with_other_files_is_named(project: Path) -> None:
     assert differing(project) == ["base model"]
     shutil.rmtree(project / "data/06_models/base")
     assert states(project)["base model"].state == UNKNOWN
+
+
+def test_a_base_model_on_the_hub_is_known_by_its_commit(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "repository").mkdir()
+    for file in ("model_index.json", "README.md"):
+        (tmp_path / "repository" / file).write_text("{}")
+    tree = read_facts(project / "adapters")["parameters"]
+    edit(project, model=NAME, model_content=None, parameters=tree | {"model": tree["model"] | {"revision": COMMIT}})
+
+    def found() -> tuple[str, str, str]:
+        line = states(project)["base model"]
+        return line.value, line.state, line.why
+
+    shown = f"{NAME} at commit {COMMIT}"
+    with hub_at("http://127.0.0.1:9"):
+        assert found()[:2] == (shown, UNKNOWN)
+    with hub(NAME, tmp_path / "repository", commit="f" * 40):
+        assert found() == (shown, DIFFERS, "the hub no longer has this commit")
+    with hub(NAME, tmp_path / "repository"):
+        assert found() == (shown, OK, "the hub has this commit")
+        huggingface_hub.snapshot_download(NAME, ignore_patterns="*.md")
+    with counted() as requests:
+        assert found() == (shown, OK, "the hub's cache has this commit")
+    assert requests == []
+
+
+def test_a_lora_in_the_base_model_is_known_by_its_content(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    tree = read_facts(project / "adapters")["parameters"]
+
+    def state(named: str) -> str:
+        model = tree["model"] | {"lora": named}
+        edit(project, model_lora=file_digest(tmp_path / "kept"), parameters=tree | {"model": model})
+        return states(project)["merged LoRA"].state
+
+    (tmp_path / "repository").mkdir()
+    for file in (project / "theirs.safetensors", tmp_path / "repository/theirs.safetensors", tmp_path / "kept"):
+        file.write_bytes(b"theirs")
+    on_hub = f"hf://{NAME}@{COMMIT}/theirs.safetensors"
+    with hub_at("http://127.0.0.1:9"):
+        assert (state("theirs.safetensors"), state(on_hub)) == (OK, UNKNOWN)
+    with hub(NAME, tmp_path / "repository"):
+        assert state(on_hub) == OK
+    (project / "theirs.safetensors").write_bytes(b"other")
+    assert (state("theirs.safetensors"), state("gone.safetensors")) == (DIFFERS, UNKNOWN)
 
 
 def test_a_commit_on_no_branch_is_named_and_one_elsewhere_cannot_be_checked(project: Path) -> None:

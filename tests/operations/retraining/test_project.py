@@ -140,6 +140,14 @@ def test_a_stage_depends_on_what_decides_and_on_own_files(folder: Path, monkeypa
         (folder / file).write_text("# another\ndef score(a, b): ...\n")
         now = stage_parameters(config)
         assert [name for name in FLOW if before[name] != now[name]] == ["baseline", "train", "evaluate"]
+    theirs = project(model={"lora": "theirs.safetensors"}), project(train={"start": "theirs.safetensors"})
+    for config, stage in zip((each.config for each in theirs), ("starter", "train"), strict=True):
+        (folder / "theirs.safetensors").write_text("a")
+        before = stage_parameters(config)
+        (folder / "theirs.safetensors").write_text("bc")
+        now = stage_parameters(config)
+        assert [name for name in FLOW if before[name] != now[name]] == [stage]
+    assert changed(train={"start": "champion"}) == ["train"]
     world = "from examples.words import WORLD as WORDS\nWORLD = replace(WORDS, render='own_signs_here:draw')\n"
     (folder / "own_world_here.py").write_text(f"from dataclasses import replace\n{world}")
     (folder / "own_signs_here.py").write_text("def draw(*place): ...\n")

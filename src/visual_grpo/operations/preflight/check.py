@@ -191,7 +191,7 @@ def check_before_run(
         problems.errors += findings.problems
         if scores and config.reward == AUTO and findings.records:
             with problems.collect():
-                config = config.with_reward(findings.require_preset(config.data.path))
+                config = config.with_chosen_preset(findings.require_preset(config.data.path))
         if scores and config.reward != AUTO and findings.having(Needs(target=True)):
             config = config.with_target_judge()
     spec = _resolved(config, outputs, tags, problems)

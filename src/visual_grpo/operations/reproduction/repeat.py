@@ -20,7 +20,7 @@ from visual_grpo.common.errors import UserError, counted
 from visual_grpo.common.processes import ProgramError, git, run
 from visual_grpo.config import Parameters
 from visual_grpo.config.adapter_folder import BASELINE, CHANGES, DATA_COMMIT, HISTORY, read_facts, weight_sums
-from visual_grpo.config.decides import PIPELINES
+from visual_grpo.config.decides import DEPENDS_ON
 from visual_grpo.config.pipelines import ReproduceConfig
 from visual_grpo.config.presets import ROOT
 from visual_grpo.grpo.metrics import is_timing
@@ -203,8 +203,8 @@ def identity_rows(run: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[R
             yield Row.compare(provenance.MEANING[name], run[name], here.get(name))
     yield Row.compare("seed", run.get("seed"), here.get("seed"))
     named = list(provenance.MEANING)
-    same = len(provenance.values(run, PIPELINES["train"]).keys() - named)
-    different = provenance.differences(run, here, PIPELINES["train"], but=named)
+    same = len(provenance.values(run, DEPENDS_ON["train"]).keys() - named)
+    different = provenance.differences(run, here, DEPENDS_ON["train"], but=named)
     if not different:
         yield Row.compare("parameters and code of rewards", f"{same} values", f"{same} values")
     for name, values in different.items():

@@ -24,7 +24,7 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.common.files import from_here, write_atomically
 from visual_grpo.common.importing import code_digest
 from visual_grpo.config import Parameters, RetrainConfig
-from visual_grpo.config.decides import PIPELINES
+from visual_grpo.config.decides import DEPENDS_ON
 from visual_grpo.config.presets import UNNAMED_ENVIRONMENTS, place
 from visual_grpo.config.schema import validate
 from visual_grpo.data.preparation import IMAGES
@@ -116,15 +116,23 @@ class Project:
 def stage_parameters(config: Parameters) -> dict[str, Any]:
     """Returns, by stage, the parameters and digests of the user's files that decide its result."""
     tree = config.public()
-    record = {"parameters": tree, **provenance.code(config, hub=False)}
+    decided_by = {"parameters": tree, **provenance.code(config, hub=False)}
     read = {function: code_digest(function) for function in own_functions(config)}
-    if config.model.lora is not None and (lora := Path(config.model.lora).expanduser()).is_file():
-        read["model.lora"] = digest_once(lora)
+    if config.model.lora is not None:
+        read["lora"] = _content(config.model.lora)
+    decided = {pipeline: provenance.values(decided_by, about) for pipeline, about in DEPENDS_ON.items()}
     return {
         "starter": {**{name: tree[name] for name in ("data", "model", "seed", "starter")}, **read},
         "data_preparation": {"data": tree["data"]},
-        **{pipeline: provenance.values(record, about) for pipeline, about in PIPELINES.items()},
+        **decided,
+        "train": {**decided["train"], "train.start": _content(config.train.start)},
     }
+
+
+def _content(named: str) -> str:
+    """Returns the sha256 of a file; the name of anything else, such as a LoRA on the hub or a training's adapters."""
+    file = Path(named).expanduser()
+    return digest_once(file) if file.is_file() else named
 
 
 def read_project(folder: Path, environment: str | None) -> Project:
