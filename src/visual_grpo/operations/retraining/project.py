@@ -36,9 +36,9 @@ STAGES, PARAMETERS = Path("dvc.yaml"), "dvc_parameters.json"
 TRAIN_PARAMS = "train_params"
 DATASETS = (
     *("base_model", "records", "data_report", "baseline", "adapters", "training_history"),
-    *("trained", "evaluation", "evaluation_report", "result"),
+    *("evaluation", "evaluation_report", "result"),
 )
-"""Datasets of the catalog that dvc.yaml names."""
+"""Datasets of the catalog that dvc.yaml names as the catalog does."""
 HEADER = """\
 # The values of dvc.yaml, written by `make repro` and `make retrain`; train_params is yours too:
 # further parameters of the stage train, as --params has them, such as grpo.steps=100,seed=3
@@ -104,6 +104,8 @@ class Project:
             "starter_reads": own_model or "requirements.lock",
             **{name: self._inside(self.place(name)) for name in DATASETS},
             "images": self._inside(self.place("records").with_name(IMAGES)),
+            # Not `trained`, which is a column of the result in `dvc exp show`.
+            "trained_samples": self._inside(self.place("trained")),
         }
 
     def _inside(self, path: Path) -> str:
