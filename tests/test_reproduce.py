@@ -139,7 +139,7 @@ def _working_in(folder: Path) -> bool:
     ("parameter", "what", "said"),
     [
         ("train.start", "adapters at the start", "The adapters that the run started from (theirs.safetensors, "),
-        ("model.lora", "LoRA in the base model", "model.lora: the base model has the LoRA with the sha256 "),
+        ("model.lora", "LoRA in the base model", "model.lora: theirs.safetensors is not the LoRA that the run's base"),
     ],
 )
 def test_a_training_with_a_lora_of_a_different_program_is_made_again(

@@ -97,7 +97,8 @@ def register_pipelines():
 """
 
 SCRIPT = """
-import json, os, pathlib, shutil, subprocess, time
+import gc, json, os, pathlib, shutil, subprocess, time
+gc.disable()
 from visual_grpo.common import quiet_libraries
 quiet_libraries.silence_libraries()
 from kedro.framework.project import settings
@@ -116,6 +117,7 @@ def end_of(pipeline, env="base", **parameters):
     return "done"
 
 def run(pipeline, **parameters):
+    gc.freeze()  # Each node ends with a collection, of the libraries' objects too.
     end = end_of(pipeline, **parameters)
     database = (root / "mlflow.db").exists()
     if not database:
@@ -196,6 +198,8 @@ out["distrusted"] = run("make")
 began, os.environ["MLFLOW_TRACKING_URI"] = time.monotonic(), "http://127.0.0.1:9"
 out["away"] = {"end": end_of("make", output="away"), "seconds": time.monotonic() - began}
 pathlib.Path("out.json").write_text(json.dumps(out))
+gc.enable()
+gc.unfreeze()  # nanobind lists what is left at the end as leaked.
 """
 
 

@@ -59,6 +59,15 @@ def loaded(folder: Path | str) -> GlmImagePipeline:
 OPTIONS = {"height": HEIGHT, "width": WIDTH, "num_inference_steps": 2, "output_type": "np"}
 
 
+@pytest.fixture(scope="module", autouse=True)
+def few_pictures() -> Iterator[None]:
+    """To learn from: they take longer than the steps."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(corpus, "_EDITS", 20)
+        patch.setattr(corpus, "_IMAGES_PER_COMBINATION", 1)
+        yield
+
+
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> StarterConfig:
     config = config_in(tmp_path_factory.mktemp("starter"))
@@ -92,9 +101,7 @@ def test_the_same_seed_gives_the_same_files_bit_for_bit_in_any_folder(built: Sta
         assert (content_digest(tmp_path / str(seed)) == content_digest(built.model)) == same
 
 
-def test_a_model_of_edits_edits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(corpus, "_EDITS", 20)
-    monkeypatch.setattr(corpus, "_IMAGES_PER_COMBINATION", 1)
+def test_a_model_of_edits_edits(tmp_path: Path) -> None:
     modules.save_pipeline(pretrained(tmp_path / "base" / "parts", SEED, "i2i"), tmp_path / "base")
     pipeline = loaded(tmp_path / "base")
     assert len(pipeline.processor.tokenizer("remove the circle").input_ids) == 3

@@ -55,10 +55,18 @@ def wait_until(condition: Callable[[], object], seconds: float = 60) -> bool:
     return False
 
 
-def test_every_task_runs_and_reports_in_order() -> None:
+def test_tasks_run_in_order_until_ctrl_c_ends_their_process(tmp_path: Path) -> None:
     seen: list[tuple[str, int]] = []
-    run_side_by_side([partial(tasks.count, name, 3) for name in "ab"], 1, lambda name, done: seen.append((name, done)))
-    assert seen == [(name, done) for name in "ab" for done in (1, 2, 3)]
+
+    def noted(name: str, done: int) -> None:
+        seen.append((name, done))
+        if len(seen) > 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_side_by_side([partial(tasks.count, "a", 3), partial(tasks.tell_pid_and_go_on, tmp_path / "pid")], 1, noted)
+    assert seen[:3] == [("a", done) for done in (1, 2, 3)]
+    assert has_ended(tmp_path / "pid")
 
 
 def test_a_failure_is_raised_with_its_traceback_and_ends_the_others(tmp_path: Path) -> None:
@@ -89,15 +97,6 @@ def test_memory_is_blamed_for_no_other_signal_than_sigkill(
     with pytest.raises(RuntimeError, match="ended without a result") as told:
         run_side_by_side([partial(tasks.count, "a", 1)], 1, lambda name, done: None)
     assert ("if memory runs out" in str(told.value)) == (number == signal.SIGKILL)
-
-
-def test_ctrl_c_ends_the_processes(tmp_path: Path) -> None:
-    def interrupt(name: str, done: int) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run_side_by_side([partial(tasks.tell_pid_and_go_on, tmp_path / "pid")], 1, interrupt)
-    assert has_ended(tmp_path / "pid")
 
 
 def test_a_process_ends_after_its_caller(monkeypatch: pytest.MonkeyPatch) -> None:

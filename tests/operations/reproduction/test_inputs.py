@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from tests.evaluation.defaults import parameters
-from visual_grpo.common.digests import content_digest
+from visual_grpo.common.digests import content_digest, file_digest
 from visual_grpo.common.errors import UserError
 from visual_grpo.config.presets import place
 from visual_grpo.data.manifest import RecordTable, write_manifest
@@ -56,6 +56,8 @@ def bring(project: Path, hashes: dict[str, str] | None = None, **changes: Any) -
         "parameters": own,
         **{f"dvc.{path}": digest for path, digest in (hashes or {}).items()},
     }
+    if (lora := own["model"]["lora"]) is not None:
+        facts["model_lora"] = file_digest(first / lora)
     if "rewards" in changes:
         facts["file of reward own: words"] = "ca978112ca1b"
     code = project.parent / "code"
@@ -107,6 +109,17 @@ def test_own_data_and_an_own_model_are_linked_and_told_where_they_are_gone(proje
     with pytest.raises(UserError, match=r"photos, which the run read, does not exist.*dvc pull"):
         bring(project, **own)
     bring(project, data={"path": "hf://datasets/someone/photos"}, model={"path": "someone/model"})
+
+
+def test_a_lora_of_the_base_model_is_brought_unless_it_has_changed(project: Path) -> None:
+    (project / "theirs.safetensors").write_text("theirs")
+    bring(project, model={"lora": "theirs.safetensors"})
+    assert (project.parent / "code/theirs.safetensors").read_text() == "theirs"
+    (project / "theirs.safetensors").write_text("other")
+    with pytest.raises(
+        UserError, match=r"model\.lora: theirs\.safetensors is not the LoRA .* was [0-9a-f]{12}, and is "
+    ):
+        bring(project, model={"lora": "theirs.safetensors"})
 
 
 def dvc(project: Path, *words: str) -> None:

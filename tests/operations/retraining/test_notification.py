@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import mlflow
 import pytest
 
 from tests.evaluation.defaults import parameters
@@ -15,6 +16,7 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.config import MonitorConfig, RetrainConfig
 from visual_grpo.data.drift import profile_of, write_profile
 from visual_grpo.data.manifest import RecordTable, write_manifest
+from visual_grpo.operations.retraining import job
 from visual_grpo.operations.retraining.job import DataRefusedError, Retraining, is_due, monitored, notify
 from visual_grpo.operations.retraining.project import Project
 from visual_grpo.tracking.adapter_lookup import Registered
@@ -100,14 +102,27 @@ class ChampionIn(Registered):
         return self.folder
 
 
-def test_data_are_compared_with_the_champions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def prepared(word: str) -> RecordTable:
-        file = tmp_path / "data/05_model_input/records.parquet"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        splits = ["held_out"] * 5 + ["train"] * 95
-        write_manifest(file, ({"id": str(n), "prompt": f"{word} {n}", "split": s} for n, s in enumerate(splits)))
-        return RecordTable(file)
+def prepared(word: str, train: int = 95) -> RecordTable:
+    file = Path("data/05_model_input/records.parquet")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    splits = ["held_out"] * 5 + ["train"] * train
+    write_manifest(file, ({"id": str(n), "prompt": f"{word} {n}", "split": s} for n, s in enumerate(splits)))
+    return RecordTable(file)
 
+
+def test_what_the_checks_refuse_is_not_trained_on(
+    tmp_path: Path, empty_database: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(job, "_DVC", ("true",))  # Every stage is up to date.
+    shutil.copy(empty_database, tmp_path / "mlflow.db")
+    mlflow.set_tracking_uri(f"sqlite:///{tmp_path / 'mlflow.db'}")
+    prepared("a cat", train=1)
+    with pytest.raises(DataRefusedError, match="6 usable records, expected at least"):
+        retraining()._train()
+
+
+def test_data_are_compared_with_the_champions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     write_profile(profile_of(prepared("a cat")), tmp_path)
     champion = ChampionIn("visual_grpo", 3, {})

@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 
 from visual_grpo.common import console
-from visual_grpo.common.digests import content_digest, named_paths, option_files
+from visual_grpo.common.digests import content_digest, digest_once, named_paths, option_files
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.files import write_atomically
 from visual_grpo.common.processes import ProgramError, git, output_of
@@ -139,8 +139,7 @@ def bring_inputs(
     if has_base and is_pretrained and content is not None:
         shutil.copytree(project / before["model"]["path"], code / model, dirs_exist_ok=True)
     _bring_reward_files(project, code, facts, tree)
-    if (lora := tree["model"].get("lora")) is not None and (project / Path(lora).expanduser()).is_file():
-        _bring(project, code, lora, facts)
+    _bring_lora(project, code, tree["model"].get("lora"), facts)
     if not is_pretrained and content is not None:
         _bring(project, code, model, facts)
     if has_data:
@@ -159,6 +158,18 @@ def bring_inputs(
     report |= {"lora": facts["model_lora"]} if "model_lora" in facts else {}
     write_atomically(places["base_model"], json.dumps(report))
     return []
+
+
+def _bring_lora(project: Path, code: Path, lora: str | None, facts: Mapping[str, Any]) -> None:
+    """Links the LoRA that is merged into the base model, if it is a file here; raises UserError if it has changed."""
+    if lora is None or not (project / Path(lora).expanduser()).is_file():
+        return
+    _bring(project, code, lora, facts)
+    if (now := digest_once(code / Path(lora).expanduser())) != facts["model_lora"]:
+        raise UserError(
+            f"model.lora: {lora} is not the LoRA that the run's base model has: its sha256 was"
+            f" {facts['model_lora'][:12]}, and is {now[:12]}. Put that file back."
+        )
 
 
 def _bring(project: Path, code: Path, path: str, facts: Mapping[str, Any]) -> None:
