@@ -74,7 +74,10 @@ def test_each_record_has_labels_of_each_kind_and_some_are_drawn(tmp_path: Path) 
         assert [bool(where(column, colour).any()) for column in columns] == shown
     middle = round(40.5 * WIDTH / SIZE[1])
     marked = where(columns[0], BETTER)[:, middle - 1 : middle + 2].all(1).astype(int)
-    assert (np.diff(marked) == 1).sum() == SHOWN * 3, "the box's upper side, the point and the lower side of each"
+    edges = np.flatnonzero(np.diff(marked)).reshape(-1, 3, 2).mean(2)
+    assert len(edges) == SHOWN, "the box's upper side, the point and the lower side of each"
+    upper, point, lower = edges.T
+    assert (point - upper) / (lower - upper) == pytest.approx((30.5 - 20) / (40 - 20), abs=0.02)
 
 
 def test_the_segmenter_is_the_rewards(tmp_path: Path) -> None:
