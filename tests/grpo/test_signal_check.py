@@ -61,6 +61,12 @@ def test_rollouts_are_drawn_until_they_can_tell_or_no_more_are_allowed(scorer: A
     assert measure_signal(table_of(scorer), records(10), most=most, useful=0.01).rollouts == drawn
 
 
+def test_at_the_useful_cosine_half_of_the_sum_of_all_updates_is_common() -> None:
+    for steps in (40, 360):
+        c = useful_cosine(steps)
+        assert steps * c / (1 + (steps - 1) * c) == pytest.approx(0.5)
+
+
 @pytest.mark.parametrize(
     ("cosine", "error", "rollouts", "steps", "verdict"),
     [

@@ -35,7 +35,7 @@ def test_the_total_is_the_weighted_sum() -> None:
     rewards = RewardSet(
         {
             "x": (constant(1, 2, None), 2.0),
-            "y": (constant(1, 0, 1), -0.5),
+            "y": (lambda prompts, images: torch.tensor([1.0, 0.0, 1.0], requires_grad=True), -0.5),
             "z": (NeedsTarget(), 0.0),
             "guard": (
                 lambda prompts, images: RewardOutput(values=torch.full((3,), torch.nan), ratios={"half": pair}),
@@ -47,6 +47,7 @@ def test_the_total_is_the_weighted_sum() -> None:
     assert scores.total[:2].tolist() == [1.5, 4.0]
     assert scores.total[2].isnan(), "unscored by a reward with a weight"
     assert list(scores.ratios) == ["guard/half"]
+    assert not scores.total.requires_grad, "the graph of a reward model would stay in memory"
     assert scores.rewards["y"].tolist() == [1, 0, 1]
     assert scores.rewards["z"].tolist() == [1, 1, 1]
     assert list(scores.parts) == ["z/half"]
