@@ -119,8 +119,8 @@ def recorded(project: Path) -> dict[str, str]:
 
 def dvc_imports(project: Path) -> list[str]:
     """The files of what ``dvc import`` and ``dvc import-url`` brought."""
-    if not _git(project, "ls-files", "--cached", "--others", "--exclude-standard", "*.dvc"):  # Sooner than DVC says so.
-        return []
+    if _git(project, "ls-files", "--cached", "--others", "--exclude-standard", "*.dvc") == b"":
+        return []  # Without DVC, whose import takes long. Outside a repository, git has no answer.
     return [os.path.relpath(stage.path, project) for stage in _dvc_stages(project) if stage.is_import]
 
 
