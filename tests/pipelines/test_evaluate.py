@@ -211,7 +211,8 @@ def test_a_judge_contradicts_from_the_scores_to_the_report(painted: Project, mon
     page = (painted.folder / "evaluation_report" / "evaluation.html").read_text()
     assert '<p class="verdict">contradicted</p>' in page
     judges = page.split("<h3>Judges</h3>")[1].split("<h3>Guards</h3>")
-    assert "<th>second</th><td>total</td>" in judges[0]
+    assert "<tr><th>second</th>" in judges[0]
+    assert "<td>contradicted</td><td>total</td>" in judges[0]
     assert "second" not in judges[1].split("</ul>")[0], "it is no guard as well"
     Path("w.bin").write_text("other weights")
     with pytest.raises(UserError, match=r"does not pair with this run:\n  .*second: words"):
@@ -230,4 +231,5 @@ def test_a_judge_of_targets_scores_the_prompts_that_have_one(painted: Project) -
     assert (judge["prompts"], judge["all_prompts"], judge["images"], judge["unscored_trained"]) == (10, 12, 20, 4)
     assert any("; judged on 10 of 12 prompts. " in line for line in lines(headline))
     page = (painted.folder / "evaluation_report" / "evaluation.html").read_text()
-    assert "<th>psnr</th><td>total</td><td>10 of 12</td>" in page
+    assert "<tr><th>psnr</th>" in page
+    assert "<td>total</td><td>10 of 12</td>" in page
