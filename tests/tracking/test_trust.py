@@ -207,6 +207,15 @@ def test_what_is_found_on_disk_is_not_made_the_projects_own(project: Project, fo
         require_adapters(project.output / "06_models/adapters", EVIL, parameters())
 
 
+def test_a_lora_of_the_hub_is_the_users_own_at_any_commit(folder: Path) -> None:
+    at = "hf://them/lora@" + "c" * 40 + "/style.safetensors"
+    stated = merged(parameters().model_dump(mode="json"), {"train": {"start": at}})
+    for own in ("them/lora", "them/lora/style.safetensors"):
+        require_adapters(folder, stated, parameters(train={"start": own}))
+    with pytest.raises(UserError, match=r"train\.start"):
+        require_adapters(folder, stated, parameters(train={"start": "them/other"}))
+
+
 def test_what_the_user_typed_is_the_users_own(folder: Path) -> None:
     """Before validation: a home folder is not expanded, and one digest is not a list."""
     given = {"data": {"path": "~/photos"}, "trust": "0" * 32}

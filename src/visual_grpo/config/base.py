@@ -14,7 +14,7 @@ from visual_grpo.config.decides import Decides
 class Stated:
     """Mark on a type of texts: texts that match say no more than a word does, so a stranger's provenance may have them.
 
-    Every other text of a record may name code, an address, a file or a variable (`config.stated`).
+    Every other text of a provenance may name code, an address, a file or a variable (`config.stated`).
     """
 
     pattern: str = r"(?s).*"

@@ -51,7 +51,7 @@ class DataConfig(Strict, decides=Decides.CONTENT):
     )
     revision: str | None = Field(None, description="branch, tag or commit of the hub dataset at path; null = main")
     config: Words | None = Field(
-        None, description="configuration of the hub dataset at path, if it has several, such as one a language"
+        None, description="configuration of the hub dataset at path, if it has several, such as one per language"
     )
     task: Annotated[Task, Decides.SAMPLES] = Field(
         "t2i",

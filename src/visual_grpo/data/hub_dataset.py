@@ -118,10 +118,11 @@ def _looked_up(data: DataConfig) -> DatasetInfo | None:
             return None
         raise UserError(refusal("dataset", data.parameter, name, data.revision, error)) from error
     script = f"{name.rpartition('/')[2]}.py"
+    branch = ", or a data.revision of it, such as refs/convert/parquet" if data.parameter == "data.path" else ""
     if any(file.rfilename == script for file in info.siblings or []):
         raise UserError(
             f"{data.parameter}: {name} is a script, {script}, which would have to be run; only tables and images are"
-            " read. Choose a dataset that holds them, or a data.revision of it, such as refs/convert/parquet."
+            f" read. Choose a dataset that holds them{branch}."
         )
     return info
 

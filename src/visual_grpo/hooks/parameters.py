@@ -157,7 +157,7 @@ def _read(loader: AbstractConfigLoader, what: str) -> dict[str, Any]:
 def _with_adapters(present: Parameters, pipeline: Pipeline, latest: Path, runtime: dict[str, Any]) -> Parameters:
     """Returns the parameters of the training whose adapters the pipeline uses; ``present`` where it uses none.
 
-    Raises UserError where their record has what a stranger's may not (`tracking.trust`).
+    Raises UserError where their provenance has what a stranger's may not (`tracking.trust`).
     """
     tags = sorted(tag for tag in tags_of(pipeline) if tag.startswith(PARAMETERS_OF))
     names: list[str] = [attrgetter(tag.removeprefix(PARAMETERS_OF))(present) for tag in tags]

@@ -52,6 +52,23 @@ def merged_lora(named: str) -> Path:
     return file
 
 
+def cached_lora(named: str) -> Path | None:
+    """Returns the file of a LoRA at a commit of the hub (`lora_at_commit`), if this machine has it. Asks nobody."""
+    parts = _HUB_ADDRESS.fullmatch(on_hub(named) or "")
+    if parts is None or parts["commit"] is None or parts["file"] is None:
+        return None
+    known = huggingface_hub.try_to_load_from_cache(parts["repository"], parts["file"], revision=parts["commit"])
+    return Path(known) if isinstance(known, str) else None
+
+
+def without_commit(named: str) -> tuple[str, ...]:
+    """Returns the names by which a user gives a LoRA at a commit of the hub: OWNER/NAME and OWNER/NAME/FILE."""
+    parts = _HUB_ADDRESS.fullmatch(on_hub(named) or "")
+    if parts is None or parts["commit"] is None:
+        return ()
+    return parts["repository"], f"{parts['repository']}/{parts['file']}"
+
+
 def lora_at_commit(named: str, parameter: str) -> str:
     """Returns the address of a LoRA on the hub at the commit that its main is at, hf://OWNER/NAME@COMMIT/FILE; a file
     here as it is ``named``. Raises UserError as `lora_file` does."""

@@ -56,7 +56,7 @@ def find_model(named: str, latest: Path, parameters: Parameters) -> ComparedMode
 def model_in(name: str, folder: Path, parameters: Parameters) -> ComparedModel:
     """Returns the adapters in ``folder``, with a name for people.
 
-    Raises UserError if generating with ``parameters`` would take from their record what a stranger's may not have.
+    Raises UserError if generating with ``parameters`` would take from their provenance what a stranger's may not have.
     """
     facts = read_facts(folder)
     require_version(folder, facts.get("parameters", {}))

@@ -29,7 +29,7 @@ from visual_grpo.common.quiet_libraries import silence_libraries
 from visual_grpo.config.adapter_folder import CHANGES, adapter_digest, read_facts, weight_sums
 from visual_grpo.config.presets import place
 from visual_grpo.data.manifest import RecordTable
-from visual_grpo.models.lora_lookup import merged_lora
+from visual_grpo.models.lora_lookup import cached_lora
 from visual_grpo.operations.command import render
 from visual_grpo.operations.reproduction.worktree import checked_out
 from visual_grpo.operations.retraining.project import read_project
@@ -215,10 +215,10 @@ def _base(facts: Mapping[str, Any], project: Path) -> Line:
 def _base_on_hub(model: str, commit: str) -> Line:
     """Looks for the commit, which stands for every file, in the hub's cache, and then on the hub."""
     what, shown = "base model", f"{model} at commit {commit}"
-    with suppress(LocalEntryNotFoundError):
-        huggingface_hub.snapshot_download(model, revision=commit, allow_patterns=_MODEL, local_files_only=True)
-        return Line(what, shown, OK, "the hub's cache has this commit")
     try:
+        with suppress(LocalEntryNotFoundError):
+            huggingface_hub.snapshot_download(model, revision=commit, allow_patterns=_MODEL, local_files_only=True)
+            return Line(what, shown, OK, "the hub's cache has this commit")
         huggingface_hub.model_info(model, revision=commit, timeout=constants.HF_HUB_ETAG_TIMEOUT)
     except RevisionNotFoundError:
         return Line(what, shown, DIFFERS, "the hub no longer has this commit")
@@ -233,13 +233,10 @@ def _merged(facts: Mapping[str, Any], project: Path) -> Iterator[Line]:
         return
     named = facts["parameters"]["model"]["lora"]
     what, shown = "merged LoRA", f"{named} {stored[:12]}"
-    try:
-        file = merged_lora(named) if on_hub(named) else project / Path(named).expanduser()
-    except UserError as error:
-        yield Line(what, shown, UNKNOWN, str(error))
-        return
-    if not file.is_file():
-        yield Line(what, shown, UNKNOWN, "it is not a file here")
+    # Nothing is downloaded: somebody else's folder may name it.
+    file = cached_lora(named) if on_hub(named) else project / Path(named).expanduser()
+    if file is None or not file.is_file():
+        yield Line(what, shown, UNKNOWN, "this machine does not have the file")
     elif digest_once(file) != stored:
         yield Line(what, shown, DIFFERS, "the file has changed")
     else:

@@ -51,10 +51,10 @@ def is_negative_points(name: str, function: str | None) -> bool:
 
 
 def transport_of(name: str, function: str | None) -> frozenset[str]:
-    """Returns the options that cannot affect a score, such as a timeout; none if the reward cannot be loaded.
+    """Returns the options that cannot affect a score, such as a timeout.
 
-    Of other rewards than this package's, only what is imported already is asked: its name may come from a stranger's
-    provenance, whose code a comparison must not run.
+    Nothing is imported: a function's name may come from a stranger's provenance, whose code a comparison must not run.
+    A function that is not imported yet has no such options.
     """
     path = function or BUILT_IN.get(name, "")
     if path.startswith(_BY_SERVERS):

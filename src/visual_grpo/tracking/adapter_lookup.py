@@ -165,7 +165,7 @@ def training_run(facts: Mapping[str, Any]) -> Run | None:
 
 
 def own_run(adapters: Path) -> Run | None:
-    """Returns `training_run`; None if that run made other adapters, since a record may name any run."""
+    """Returns `training_run`; None if that run made other adapters, since a provenance may name any run."""
     run = training_run(read_facts(adapters))
     return None if run is not None and made_others(run, adapter_digest(adapters)) else run
 

@@ -84,7 +84,7 @@ def sync_output(client: MlflowClient, output: Path, open_run: str | None = None)
 def made_others(run: Run, digest: str) -> bool:
     """Returns whether ``run`` is known to have made other adapters than those with the ``digest``.
 
-    The record of adapters may name any run, since it comes with their folder.
+    The provenance of adapters may name any run, since it comes with their folder.
     """
     return run.data.tags.get(DIGEST, digest) != digest
 

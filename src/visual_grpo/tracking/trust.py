@@ -22,6 +22,7 @@ from visual_grpo.config.adapter_folder import adapter_digest
 from visual_grpo.config.presets import with_rewards
 from visual_grpo.config.schema import ParameterError, validate
 from visual_grpo.config.stated import parameters_digest, reaching
+from visual_grpo.models.lora_lookup import without_commit
 from visual_grpo.tracking import mlflow_api
 from visual_grpo.tracking.adapter_lookup import versions_with
 from visual_grpo.tracking.sync import DIGEST
@@ -74,14 +75,14 @@ def require_adapters(
 def require_checkpoint(
     folder: Path,
     digest: str,
-    made_with: Mapping[str, Any],
+    trained_with: Mapping[str, Any],
     adopted: Mapping[str, Any],
     present: Parameters,
     given: Mapping[str, Any],
 ) -> None:
-    """Like `require_adapters`, for a checkpoint with the parameters ``made_with``, whose files have the ``digest``."""
+    """Like `require_adapters`, for a checkpoint of the parameters ``trained_with``; its files have the ``digest``."""
     if taken := _taken(adopted, present, given):
-        _require(folder, digest, (PARAMETERS, parameters_digest(made_with)), taken, present.trust)
+        _require(folder, digest, (PARAMETERS, parameters_digest(trained_with)), taken, present.trust)
 
 
 def _taken(adopted: Mapping[str, Any], present: Parameters, given: Mapping[str, Any]) -> list[str]:
@@ -89,7 +90,7 @@ def _taken(adopted: Mapping[str, Any], present: Parameters, given: Mapping[str, 
     taken = [
         _line(".".join(path), value)
         for path, value in reaching(adopted).items()
-        if value not in (own.get(path), typed.get(path))
+        if not any(named in (own.get(path), typed.get(path)) for named in (value, *without_commit(str(value))))
     ]
     rewards = with_rewards(adopted)["rewards"]  # With those that a preset adds.
     servers = [name for name in ASKING_A_SERVER if name in rewards and name not in present.rewards]

@@ -164,6 +164,8 @@ def test_a_lora_in_the_base_model_is_known_by_its_content(
     with hub_at("http://127.0.0.1:9"):
         assert (state("theirs.safetensors"), state(on_hub)) == (OK, UNKNOWN)
     with hub(NAME, tmp_path / "repository"):
+        assert state(on_hub) == UNKNOWN, "nothing that a folder names is downloaded"
+        huggingface_hub.hf_hub_download(NAME, "theirs.safetensors")
         assert state(on_hub) == OK
     (project / "theirs.safetensors").write_bytes(b"other")
     assert (state("theirs.safetensors"), state("gone.safetensors")) == (DIFFERS, UNKNOWN)

@@ -150,6 +150,14 @@ def test_a_stage_depends_on_what_decides_and_on_own_files(folder: Path, monkeypa
         now = stage_parameters(config)
         assert [name for name in FLOW if before[name] != now[name]] == [stage]
     assert changed(train={"start": "champion"}) == ["train"]
+    about = project()
+    stages = []
+    for text in ("a", "bc"):
+        (folder / "theirs.safetensors").write_text(text)
+        about.write(**{"train.start": "theirs.safetensors"})
+        stages.append(json.loads(Path(about.config.output, PARAMETERS).read_text()))
+    assert [name for name in FLOW if stages[0][name] != stages[1][name]] == ["train"], "train_params names the file"
+    about.write(**{"train.start": None})
     world = "from examples.words import WORLD as WORDS\nWORLD = replace(WORDS, render='own_signs_here:draw')\n"
     (folder / "own_world_here.py").write_text(f"from dataclasses import replace\n{world}")
     (folder / "own_signs_here.py").write_text("def draw(*place): ...\n")

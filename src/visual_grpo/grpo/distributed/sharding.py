@@ -45,7 +45,7 @@ def active() -> bool:
 
 def shard(networks: Mapping[str, nn.Module], device: torch.device) -> None:
     """Shards every layer of the frozen ``networks``, and moves their rest (embeddings, heads, VAE) to ``device``."""
-    from torch.distributed.fsdp import fully_shard  # A quarter of what a training of whole layers would import.
+    from torch.distributed.fsdp import fully_shard  # Slow, and only needed here.
 
     for network in networks.values():
         for layer in layers_of(network):

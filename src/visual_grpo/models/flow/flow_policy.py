@@ -45,7 +45,7 @@ class FlowTrajectory(Generic[C]):
     steps: tuple[int, ...]
     """[S] trained denoising steps, or those at whose levels noise was added."""
     states: Tensor
-    """[B, S, C, h, w], as the next two: see `DenoisedPath`, also for what they hold of samples with forward noise."""
+    """[B, S, C, h, w], like the next two; `DenoisedPath` says what they hold."""
     next_states: Tensor
     means: Tensor
     shared_prefix: int

@@ -165,10 +165,10 @@ def _bring_lora(project: Path, code: Path, lora: str | None, facts: Mapping[str,
     if lora is None or not (project / Path(lora).expanduser()).is_file():
         return
     _bring(project, code, lora, facts)
-    if (now := digest_once(code / Path(lora).expanduser())) != facts["model_lora"]:
+    if (now := digest_once(code / Path(lora).expanduser())) != facts.get("model_lora"):
         raise UserError(
             f"model.lora: {lora} is not the LoRA that the run's base model has: its sha256 was"
-            f" {facts['model_lora'][:12]}, and is {now[:12]}. Put that file back."
+            f" {str(facts.get('model_lora'))[:12]}, and is {now[:12]}. Put that file back."
         )
 
 

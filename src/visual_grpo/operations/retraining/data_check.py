@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 from visual_grpo.common.errors import UserError
+from visual_grpo.common.quiet_libraries import silence_libraries
 from visual_grpo.config import DataChecks
 from visual_grpo.data import drift
 from visual_grpo.data.datasets import RecordsDataset
@@ -33,6 +34,7 @@ def problems(manifest: str, limits: DataChecks, adapters: Path | None) -> list[s
 
 
 def main() -> int:
+    silence_libraries()
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("records", help="the manifest of the prepared records")
     parser.add_argument("limits", help="retrain.data as JSON")

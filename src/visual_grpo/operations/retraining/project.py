@@ -86,7 +86,10 @@ class Project:
         stale = {path: text for path, text in texts.items() if not path.is_file() or path.read_text("utf-8") != text}
         for path, text in stale.items():
             write_atomically(path, text)
-        write_atomically(Path(self.config.output) / PARAMETERS, json.dumps(stage_parameters(self.config), indent=1))
+        write_atomically(
+            Path(self.config.output) / PARAMETERS,
+            json.dumps(stage_parameters(self.config, parameters.get("train.start")), indent=1),
+        )
         return bool(stale)
 
     def _folders(self) -> dict[str, str]:
@@ -115,8 +118,11 @@ class Project:
         return from_here(path).as_posix()
 
 
-def stage_parameters(config: Parameters) -> dict[str, Any]:
-    """Returns, by stage, the parameters and digests of the user's files that decide its result."""
+def stage_parameters(config: Parameters, start: str | None = None) -> dict[str, Any]:
+    """Returns, by stage, the parameters and digests of the user's files that decide its result.
+
+    ``start`` replaces ``train.start``.
+    """
     tree = config.public()
     decided_by = {"parameters": tree, **provenance.code(config)}
     read = {function: code_digest(function) for function in own_functions(config)}
@@ -127,7 +133,7 @@ def stage_parameters(config: Parameters) -> dict[str, Any]:
         "starter": {**{name: tree[name] for name in ("data", "model", "seed", "starter")}, **read},
         "data_preparation": {"data": tree["data"]},
         **decided,
-        "train": {**decided["train"], "train.start": _content(config.train.start)},
+        "train": {**decided["train"], "train.start": _content(start or config.train.start)},
     }
 
 
