@@ -131,7 +131,7 @@ def _unread(unread: Mapping[str, Sequence[str]], is_table: bool, config: DataCon
         remedy = "if a column names them, their paths must be relative to the table (data.columns.target=NAME names it)"
     else:
         remedy = "if each has a text of its name, data.layout=captions reads those"
-    if not counts and not columns:
+    if not columns and (not counts or config.path.endswith(".txt")):  # A list of prompts that is named is all the data.
         return None
     found = f", and the data have {' and '.join(counts)}" if counts else ""
     return f"no record has a picture{found}: {remedy}"

@@ -167,7 +167,7 @@ def lines(headline: Mapping[str, Any]) -> list[str]:
         sentences.append(undefined if task["difference"] is None else f"{_means(task, names)}.")
     if headline["control"]:
         sentences.append(_control_line(headline["control"]))
-    sentences += [_judge_line(judge, names) for judge in headline["judges"]]
+    sentences += [_judge_line(judge, names, headline["verdict"]) for judge in headline["judges"]]
     sentences += [
         f"Not optimised, and lower: {_means(guard, names)}. Look at the pictures." for guard in headline["fallen"]
     ]
@@ -256,8 +256,8 @@ def _means(block: Mapping[str, Any], names: Sequence[str]) -> str:
     return f"{block['name']}: {means}, {change(block)}"
 
 
-def _judge_line(judge: Mapping[str, Any], names: Sequence[str]) -> str:
-    """Says what a judge found, against the base and its best control, and what follows."""
+def _judge_line(judge: Mapping[str, Any], names: Sequence[str], verdict: str) -> str:
+    """Says what a judge found, against the base and its best control, and what follows for a gain."""
     name = judge["name"] if judge["judge_of"] == "total" else f"{judge['name']} (of {judge['judge_of']})"
     control = judge["control"]
     if judge["difference"] is None:
@@ -266,9 +266,11 @@ def _judge_line(judge: Mapping[str, Any], names: Sequence[str]) -> str:
     over = ""
     if control and control["difference"] is not None:
         over = f"; against {control['sampler'].removeprefix('eval ')} {change(control)}"
-    said = {CARRIES_OVER: "The gain carries over", CONTRADICTED: "It contradicts a gain"}
-    follows = said.get(judge["outcome"], "The data do not show whether the gain carries over")
-    return f"Judge {_means({**judge, 'name': name}, names)}{level}{over}{_judged_on(judge)}. {follows}."
+    follows = " It contradicts a gain." if judge["outcome"] == CONTRADICTED else ""
+    if not follows and verdict in ("better", CONTRADICTED):
+        is_over = judge["outcome"] == CARRIES_OVER
+        follows = " The gain carries over." if is_over else " The data do not show whether the gain carries over."
+    return f"Judge {_means({**judge, 'name': name}, names)}{level}{over}{_judged_on(judge)}.{follows}"
 
 
 def _judged_on(judge: Mapping[str, Any]) -> str:
