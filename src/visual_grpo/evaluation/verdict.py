@@ -266,10 +266,10 @@ def _judge_line(judge: Mapping[str, Any], names: Sequence[str], verdict: str) ->
     over = ""
     if control and control["difference"] is not None:
         over = f"; against {control['sampler'].removeprefix('eval ')} {change(control)}"
-    follows = " It contradicts a gain." if judge["outcome"] == CONTRADICTED else ""
-    if not follows and verdict in ("better", CONTRADICTED):
-        is_over = judge["outcome"] == CARRIES_OVER
-        follows = " The gain carries over." if is_over else " The data do not show whether the gain carries over."
+    said = {CARRIES_OVER: "The gain carries over", CONTRADICTED: "It contradicts a gain"}
+    follows = f" {said.get(judge['outcome'], 'The data do not show whether the gain carries over')}."
+    if verdict not in ("better", CONTRADICTED) and judge["outcome"] != CONTRADICTED:
+        follows = ""
     return f"Judge {_means({**judge, 'name': name}, names)}{level}{over}{_judged_on(judge)}.{follows}"
 
 

@@ -64,7 +64,7 @@ def cached_lora(named: str) -> Path | None:
 def without_commit(named: str) -> tuple[str, ...]:
     """Returns the names by which a user gives a LoRA at a commit of the hub: OWNER/NAME and OWNER/NAME/FILE."""
     parts = _HUB_ADDRESS.fullmatch(on_hub(named) or "")
-    if parts is None or parts["commit"] is None:
+    if parts is None or parts["commit"] is None or parts["file"] is None:
         return ()
     return parts["repository"], f"{parts['repository']}/{parts['file']}"
 

@@ -221,9 +221,9 @@ def to_metrics(points: Iterable[Point]) -> list[Metric]:
 
 
 def log_metrics(client: MlflowClient, run_id: str, points: Iterable[Point], known: dict[str, set[int]]) -> None:
-    """Logs the steps that the run's curves lack; ``known`` has the steps of each curve, and gets those of new curves.
+    """Logs the steps that the run's curves lack; ``known`` maps each curve to its steps, and is updated.
 
-    `FIRST` is not a number until an evaluation adds it.
+    `FIRST` is NaN until an evaluation logs it.
     """
     metrics = to_metrics(points)
     if FIRST not in known and metrics:

@@ -38,6 +38,7 @@ _KINDS = {
 _DIGITS = 32
 """Digits of the digest that a refusal tells; ``trust`` takes no fewer."""
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
+_LORAS = (("model", "lora"), ("train", "start"))
 ASKING_A_SERVER = ("http", "vlm_judge")
 """Built-in rewards that send prompts and samples to a server, by default one of this machine."""
 
@@ -90,11 +91,16 @@ def _taken(adopted: Mapping[str, Any], present: Parameters, given: Mapping[str, 
     taken = [
         _line(".".join(path), value)
         for path, value in reaching(adopted).items()
-        if not any(named in (own.get(path), typed.get(path)) for named in (value, *without_commit(str(value))))
+        if not any(named in (own.get(path), typed.get(path)) for named in _names(path, value))
     ]
     rewards = with_rewards(adopted)["rewards"]  # With those that a preset adds.
     servers = [name for name in ASKING_A_SERVER if name in rewards and name not in present.rewards]
     return taken + [f"address: rewards.{name}, which asks a server" for name in servers]
+
+
+def _names(path: tuple[str, ...], value: Any) -> tuple[Any, ...]:
+    """Returns the value, and of a LoRA at a commit of the hub the names by which a user gives it."""
+    return (value, *without_commit(value)) if path in _LORAS and isinstance(value, str) else (value,)
 
 
 def _line(name: str, value: object) -> str:

@@ -1,6 +1,6 @@
 """``python -m visual_grpo.operations.retraining.data_check RECORDS LIMITS [ADAPTERS]``: prints what is wrong with data.
 
-A process of its own: it needs the libraries of pictures, with which a retraining would start slowly and wait for hours.
+A retraining starts it as a process, so that it need not load the libraries for pictures itself.
 """
 
 from __future__ import annotations
