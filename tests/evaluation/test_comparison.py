@@ -111,6 +111,7 @@ def test_undefined_values_are_null_in_json() -> None:
     nan = float("nan")
     unscored = measured(scores([nan, nan]), scores([1, 1]))[0]
     assert (unscored["difference"], unscored["win_rate"], unscored["unscored"]) == (None, None, 2)
+    assert unscored["prompts"] == 0
     one_prompt = measured(scores([0, 0]), scores([1, 1]))[0]
     assert (one_prompt["difference"], one_prompt["ci_low"]) == (1, None)
 

@@ -59,7 +59,7 @@ CASES: list[tuple[pd.DataFrame, dict[str, Any], str | None]] = [
     (
         curves(0.5),
         settings(),
-        r"did not rise above its noise \(0\.\d+ in .* 0\.01\d from .*raise grpo\.steps, grpo\.prompts",
+        r"did not rise above its noise \(0\.\d+ in .* 0\.014 from .*raise grpo\.steps, grpo\.prompts",
     ),
     (curves(learning_rate=0.02), settings(target_kl=0.01), r"target_kl \(0\.01\) held the steps at 20% of the"),
     (curves(learning_rate=0.1 * (41 - STEPS) / 40), settings(target_kl=0.01, schedule="linear"), None),

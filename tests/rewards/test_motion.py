@@ -67,7 +67,7 @@ def test_below_the_floor_the_score_is_in_proportion_to_the_motion() -> None:
 def test_motion_is_in_heights_a_second() -> None:
     """Of a frame that moves as a whole, what leaves at the right coming in at the left."""
     texture = torch.nn.functional.interpolate(
-        torch.rand(1, 3, 16, 16, generator=torch.Generator().manual_seed(0)), (SIDE, SIDE), mode="bicubic"
+        torch.rand(1, 3, 16, 32, generator=torch.Generator().manual_seed(0)), (SIDE, 2 * SIDE), mode="bicubic"
     )[0]
     frames = [(texture.roll(2 * time, 2).clamp(0, 1) * 255).to(torch.uint8) for time in range(9)]
     assert motion(VideoSample(frames=torch.stack(frames), fps=8.0)) == pytest.approx(2 * 8 / SIDE, rel=0.2)

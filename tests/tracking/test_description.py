@@ -25,7 +25,13 @@ BOTH = ("ar", "dit")
         ({"policy": {"stages": "joint"}}, BOTH, None, {}, "seed 0 ar+dit joint grpo 80 steps lr7e-4+6e-4"),
         ({"policy": {"stages": "joint"}}, ("ar",), None, {}, "seed 0 ar grpo 80 steps lr7e-4"),
         ({"grpo": {"loss": "dapo"}}, ("dit",), "sd3", {}, "seed 0 sd3 dit dapo 80 steps lr6e-4"),
-        ({"data": {"path": "a/photos"}}, ("ar",), None, {}, "seed 0 photos ar grpo 80 steps lr7e-4"),
+        (
+            {"data": {"path": "a/photos"}, "train": {"seed": 3}},
+            ("ar",),
+            None,
+            {},
+            "seed 3 photos ar grpo 80 steps lr7e-4",
+        ),
         (
             {},
             ("ar",),
@@ -37,7 +43,7 @@ BOTH = ("ar", "dit")
         ({}, ("ar",), None, {"reward": "text"}, "reward=text seed 0 ar grpo 80 steps lr7e-4"),
         ({}, ("ar",), None, {"grpo.target_kl": None}, "target_kl=null seed 0 ar grpo 80 steps lr7e-4"),
         ({}, ("ar",), None, dict.fromkeys("abcd", 1), "a=1 b=1 c=1 ... seed 0 ar grpo 80 steps lr7e-4"),
-        ({}, (), "text", {}, "seed 0 text starter+baseline+labels+score"),
+        ({"train": {"seed": 3}}, (), "text", {}, "seed 0 text starter+baseline+labels+score"),
     ],
 )
 def test_a_run_is_named_by_what_differs(

@@ -9,10 +9,12 @@ import time
 from contextlib import closing
 from datetime import datetime, tzinfo
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
+from tests.evaluation.defaults import parameters
 from tests.tracking.conftest import Project, crash, files_of
 from tests.tracking.toy_adapters import MODULE_FILES, adapters, base_model
 from visual_grpo.common.errors import UserError
@@ -20,7 +22,7 @@ from visual_grpo.config.adapter_folder import adapter_digest, check_weights, mod
 from visual_grpo.operations.lineage import DIFFERS, find_subject, lines
 from visual_grpo.tracking import registry
 from visual_grpo.tracking.adapter_lookup import Registered, find_adapters, find_start
-from visual_grpo.tracking.registry import Registry
+from visual_grpo.tracking.registry import Registry, gate_settings
 
 NAME = "shapes"
 REGISTRY = Registry(NAME)
@@ -158,6 +160,8 @@ def test_old_versions_go_with_their_files_but_not_what_an_alias_names(
     REGISTRY.promote(1)
     assert REGISTRY.delete_old_versions(1) == [2]
     assert [folder.is_dir() for folder in folders] == [True, False, True]
+    REGISTRY.promote(3)
+    assert REGISTRY.delete_old_versions(1) == [], "a rollback goes to the first"
 
 
 def test_the_alias_moves_goes_back_and_may_come_again(project: Project, versions: list[Registered]) -> None:
@@ -286,6 +290,21 @@ def test_gates_are_counted_once_for_each_adapter_and_settings(project: Project) 
     gate = next(iter(project.client.get_registered_model(NAME).tags))
     project.client.set_registered_model_tag(NAME, gate, "2020-01-01T00:00:00+00:00")
     assert REGISTRY.gates_in_last_year(excluding=("c" * 64, "s" * 64)) == 2, "a year has 365 days"
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_other"),
+    [
+        ({"promotion": {"margin": 0.01}}, True),
+        ({"evaluation": {"images_per_prompt": 3}}, True),
+        ({"evaluation": {"seed": 1}}, True),
+        ({"evaluation": {"every": 3}}, False),
+        ({"promotion": {"alias": "other"}}, False),
+    ],
+)
+def test_a_gate_is_another_by_its_rule_and_its_samples(changes: dict[str, Any], is_other: bool) -> None:
+    gates = {gate_settings(each.promotion, each.evaluation) for each in (parameters(), parameters(**changes))}
+    assert len(gates) == 1 + is_other
 
 
 def test_gates_that_a_wrong_clock_dates_count_until_a_year_after_it_is_right(

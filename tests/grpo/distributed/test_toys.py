@@ -52,10 +52,16 @@ def run_until_killed(folder: Path, victim: int, processes: int, *jobs: toys.Job)
     assert f"{told} SIGKILL. The system sends it if memory runs out" in last
 
 
-def test_the_updates_of_a_joined_rollout_take_turns_as_those_of_its_parts() -> None:
-    ones: Any = {"prompts": (), "samples": (), "log_probs": torch.zeros(1, 2), "mask": torch.ones(1, 2) > 0}
-    part: Rollout[None] = Rollout(trajectory=None, turns=[[0], [1]], **ones)
-    assert _joined([part, part], part).turns == [[0], [1]]
+def test_a_joined_rollout_has_the_turns_of_its_parts_and_means_over_all_their_rows() -> None:
+    def part(rows: int, number: float) -> Rollout[None]:
+        samples: Any = [torch.zeros(3, 1, 1)] * rows
+        stats = dict.fromkeys(("seconds/tokens", "speed/tokens_per_second", "entropy"), number)
+        ones = {"log_probs": torch.zeros(rows, 2), "mask": torch.ones(rows, 2) > 0}
+        return Rollout(prompts=(), samples=samples, trajectory=None, stats=stats, turns=[[0], [1]], **ones)
+
+    joined = _joined([part(3, 1.0), part(1, 5.0)], None)
+    assert joined.turns == [[0], [1]]
+    assert joined.stats == {"seconds/tokens": 5.0, "speed/tokens_per_second": 6.0, "entropy": 2.0}
 
 
 @pytest.mark.parametrize("processes", [2, pytest.param(3, marks=pytest.mark.slow)])

@@ -43,7 +43,8 @@ class SampledTokens(Generic[E]):
     entropy: Tensor
     """[B, T] float32 of the same distributions, nats."""
     deviation: Tensor | None = None
-    """[B, T] float32, standard deviation of the logits; in half precision only, where rounding grows with it."""
+    """[B, T] float32, standard deviation of the logits at the sampler's temperature; in half precision only, where
+    rounding grows with it."""
 
 
 @phase("tokens")

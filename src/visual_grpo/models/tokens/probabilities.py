@@ -131,7 +131,7 @@ def entropy(log_probs: Tensor, probabilities: Tensor) -> Tensor:
 def expected_gap(network: Any, dtype: torch.dtype, deviation: float) -> float:
     """Mean |log ratio| in nats that rounding alone makes between sampler and replay of a transformers model.
 
-    ``deviation``: standard deviation of its logits over the ids that may be sampled.
+    ``deviation``: standard deviation of its logits, divided by the temperature, over the ids that may be sampled.
     """
     layers: int = network.config.get_text_config().num_hidden_layers
     return ROUNDING[dtype] * math.sqrt(layers) * deviation

@@ -131,7 +131,7 @@ class TokenPolicy(AdapterPolicy[TokenTrajectory[E]]):
         if sampled.deviation is None:
             return 0.0
         deviation = float(sampled.deviation[sampled.trajectory.mask].mean())
-        return expected_gap(self.model.network, self.model.head.dtype, deviation / self.temperature)
+        return expected_gap(self.model.network, self.model.head.dtype, deviation)
 
     def _log_probs(self, trajectory: TokenTrajectory[E], rows: Tensor) -> Tensor:
         checkpointing = self.config.gradient_checkpointing

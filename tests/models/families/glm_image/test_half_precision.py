@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.conftest import SIZE, stir
 from tests.evaluation.painter import brightness
 from tests.models.families.glm_image.test_ar import RECORDS
-from visual_grpo.config import Dtype, GRPOConfig
+from visual_grpo.config import Dtype, GRPOConfig, SamplerConfig
 from visual_grpo.grpo.trainer import GRPOTrainer
 from visual_grpo.models.lora_layers import fast_lora
 from visual_grpo.models.tokens.probabilities import deviation, expected_gap
@@ -26,8 +26,9 @@ from visual_grpo.training.components import load_policy
 BENCHMARK = runpy.run_path(str(Path(__file__).parents[4] / "benchmarks" / "rounding_gap.py"))
 
 
-def half(folder: Path, module: str) -> Any:
-    policy = load_policy(str(folder), module=module, size=SIZE, kl_reference=True, dtype="bfloat16", device="cpu")
+def half(folder: Path, module: str, **settings: Any) -> Any:
+    given: Any = {"kl_reference": True, "dtype": "bfloat16", "device": "cpu", **settings}
+    policy = load_policy(str(folder), module=module, size=SIZE, **given)
     stir(policy)
     return policy
 
@@ -121,6 +122,16 @@ def test_the_rounding_that_is_expected_is_what_is_measured(layers: int) -> None:
     mean, _, spread = BENCHMARK["gap"](model, rows=6)
     expected = expected_gap(model.network, model.head.dtype, spread)
     assert expected / 1.5 < mean < 1.5 * expected
+
+
+def test_a_temperature_divides_the_rounding_that_is_expected(pipeline_folder: Path) -> None:
+    one, two = (
+        half(pipeline_folder, "ar", rollout=SamplerConfig(temperature=temperature, steps=2, guidance_scale=1))
+        .rollout(RECORDS, 2, torch.Generator().manual_seed(0))
+        .rounding
+        for temperature in (1.0, 2.0)
+    )
+    assert one == pytest.approx(2 * two, rel=0.1)
 
 
 def test_the_deviation_is_that_of_the_logits_that_may_be_drawn() -> None:
