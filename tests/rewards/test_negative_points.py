@@ -113,6 +113,16 @@ def test_negatives_beyond_the_cap_are_not_used(record: PromptRecord) -> None:
     assert got.parts["number"].tolist() == pytest.approx([-0.2, 0])
 
 
+def test_queries_about_one_file_have_a_truth_each(record: PromptRecord, tmp_path: Path) -> None:
+    mask = np.zeros((SIDE, SIDE), np.uint8)
+    mask[10:30, 20:35] = 255
+    Image.fromarray(mask).save(tmp_path / "b_mask.png")
+    metadata = {"box": [20, 10, 34, 29], "points": [list(RIGHT)]}
+    other = replace(record, id="b", prompt="light red", target_image=tmp_path / "b_mask.png", metadata=metadata)
+    got = NegativePointsReward()([record, other], [said([RIGHT]), said([LEFT], point=RIGHT, box=(20, 10, 34, 29))])
+    assert got.parts["gIoU"].tolist() == [1, 1]
+
+
 def test_sam2_encodes_an_image_once_for_all_its_queries(record: PromptRecord, tmp_path: Path) -> None:
     save_sam2(tmp_path / "sam2")
     reward = NegativePointsReward(segmenter={"kind": "sam2", "path": str(tmp_path / "sam2"), "device": "cpu"})

@@ -170,10 +170,12 @@ def test_the_answer_stands_in_the_first_lines_and_names_the_smallest_card(model,
 def test_every_process_needs_memory_of_the_host(model, plan):
     elements = 4 * sum(plan["parameters"].values()) / 1e9
     assert plan["host_gb"] == pytest.approx(elements)
-    two = make_plan(tiny_sd3(model, model={"offload": "phases"}, distributed={"processes": 2}))
+    odd = {"prompts_per_step": 3, "group_size": 2, "micro_batch_size": 2}
+    two = make_plan(tiny_sd3(model, model={"offload": "phases"}, distributed={"processes": 2}, grpo=odd))
     assert 2 * elements < two["host_gb"] < 4 * elements, "pinned in powers of two"
     assert two["copied_from_host_gb"] > 0
     assert two["peak_gb"] < plan["peak_gb"]
+    assert two["largest_batches"]["grpo.micro_batch_size"]["largest"] == 2 * 2, "the larger share: two groups"
 
 
 def test_a_model_that_was_downloaded_as_the_refusal_says_is_planned_by_its_files(model, tmp_path, monkeypatch):

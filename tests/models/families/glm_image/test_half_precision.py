@@ -115,7 +115,7 @@ def half_rows(layer: Any) -> torch.Tensor:
     return torch.randn(2, 5, layer.in_features, generator=generator, dtype=torch.bfloat16)
 
 
-@pytest.mark.parametrize("layers", [2, pytest.param(5, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("layers", [pytest.param(2, marks=pytest.mark.slow), 5])
 def test_the_rounding_that_is_expected_is_what_is_measured(layers: int) -> None:
     model = BENCHMARK["tokens_of"](layers, 256, torch.bfloat16)
     BENCHMARK["scale_logits"](model, 2.0)
