@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -15,7 +17,8 @@ from tests.data.making import data_config, jsonl, mask, picture, prepare
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.images import fit, read_image, read_size
 from visual_grpo.data.manifest import FEW_PROMPTS, RecordTable
-from visual_grpo.data.preparation import Preparation
+from visual_grpo.data.preparation import Preparation, with_ids
+from visual_grpo.data.record import Place, Record
 
 
 def rows(folder):
@@ -280,6 +283,15 @@ def test_a_run_that_fails_leaves_the_old_manifest_and_its_images_and_a_damaged_o
     assert [record.id for record in table] == ["a"]
     assert table[0].target_image == image
     assert image.read_bytes() == before
+
+
+def test_a_made_id_depends_on_folder_prompt_and_images_and_not_on_other_records():
+    first = Record(place=Place("a/records.jsonl", 1), folder=Path(), prompt="p", target_image="t", source_images="s")
+    changes = {"prompt": "q", "target_image": "u", "source_images": "r", "place": Place("b/records.jsonl", 1)}
+    records = [first, *(replace(first, **{name: value}) for name, value in changes.items())]
+    ids = [item.id for item in with_ids(iter(records))]
+    assert len(set(ids)) == len(records)
+    assert [item.id for item in with_ids(reversed(records))] == ids[::-1]
 
 
 def test_any_id_gives_a_safe_file_name_of_its_own(tmp_path):

@@ -3,7 +3,7 @@ from __future__ import annotations
 import os
 import random
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +128,13 @@ def test_a_blind_reward_stops_the_run(pipeline_folder: Path, tmp_path: Path) -> 
     assert any("guidance 1, the eval sampler has 1.5" in note for note in notes)
     assert any("but ar has only" in note and "ends at 50% of grpo.learning_rate" in note for note in notes)
     assert not (tmp_path / "checkpoints").exists()
+
+
+def test_a_module_has_a_reference_by_its_own_kl_weight(pipeline_folder: Path, tmp_path: Path) -> None:
+    own = {"dit": {"kl_weight": 0.1}}
+    config = parameters(tmp_path, policy={"train": "all"}, grpo={"kl_weight": 0.0}, modules=own)
+    modules: Mapping[str, Any] = make_run(config, pipeline_folder).trainer.modules
+    assert {name: trainer.policy.kl_reference for name, trainer in modules.items()} == {"ar": False, "dit": True}
 
 
 def test_pictures_show_two_training_prompts_where_there_are_no_more(pipeline_folder: Path, tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def test_a_joined_rollout_has_the_turns_of_its_parts_and_means_over_all_their_ro
     def part(rows: int, number: float) -> Rollout[None]:
         samples: Any = [torch.zeros(3, 1, 1)] * rows
         stats = dict.fromkeys(("seconds/tokens", "speed/tokens_per_second", "entropy"), number)
-        ones = {"log_probs": torch.zeros(rows, 2), "mask": torch.ones(rows, 2) > 0}
+        ones: Any = {"log_probs": torch.zeros(rows, 2), "mask": torch.ones(rows, 2) > 0}
         return Rollout(prompts=(), samples=samples, trajectory=None, stats=stats, turns=[[0], [1]], **ones)
 
     joined = _joined([part(3, 1.0), part(1, 5.0)], None)

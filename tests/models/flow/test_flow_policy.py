@@ -116,6 +116,12 @@ def test_a_window_up_to_the_last_but_one_is_not(start: int | None, count: int | 
     assert steps == tuple(range(steps[0], 3))
 
 
+def test_a_random_window_starts_at_any_step_that_leaves_it_whole() -> None:
+    denoiser = policy_with(flow=FlowConfig(window_start=None, window_steps=2)).denoiser
+    generator = torch.Generator().manual_seed(0)
+    assert {tuple(denoiser.window(4, generator)) for _ in range(50)} == {(0, 1), (1, 2)}
+
+
 ROWS = 2_000
 LARGEST = 0.1
 """4.5 standard errors of a correlation of 2,000 pairs. With one stream for both it is .157: the normal generator takes
