@@ -210,15 +210,25 @@ def test_the_list_of_pairs_is_bounded(report: Path, tmp_path: Path, monkeypatch:
     assert "10 of 24 pairs are embedded" in few
 
 
-def test_unscored_samples_have_pictures_of_their_own(tmp_path: Path) -> None:
-    before, blank = drawn(tmp_path / "baseline", 0.0), drawn(tmp_path / "trained", 0.2)
+@pytest.mark.parametrize(
+    ("side", "counts", "cell"),
+    [
+        ("trained", "base 0, trained 8", '<td class="down">0 / 8</td>'),
+        ("baseline", "base 8, trained 0", '<td class="">8 / 0</td>'),
+    ],
+)
+def test_unscored_samples_have_pictures_of_their_own_and_more_after_training_are_red(
+    tmp_path: Path, side: str, counts: str, cell: str
+) -> None:
+    frames = {"baseline": drawn(tmp_path / "baseline", 0.0), "trained": drawn(tmp_path / "trained", 0.2)}
+    blank = frames[side]
     blank.loc[blank["split"] == "held_out", ["total", "reward/brightness"]] = NAN
-    blank.to_parquet(tmp_path / "trained" / "scores.parquet", index=False)
-    folder = written(tmp_path, before, blank)
-    text = read(folder)
+    blank.to_parquet(tmp_path / side / "scores.parquet", index=False)
+    text = read(written(tmp_path, frames["baseline"], frames["trained"]))
     assert "16 of 24 pairs, over all samplers and splits, have a side that could not be scored." in text
-    assert "Could not be scored: base 0, trained 8 of 8 each; the shares differ." in text
-    assert "trained could not be scored" in text
+    assert f"Could not be scored: {counts} of 8 each; the shares differ." in text
+    assert f"{side.removesuffix('line')} could not be scored" in text
+    assert cell in text
 
 
 def test_an_edit_is_shown_with_its_sources_and_its_target_above(tmp_path: Path) -> None:
