@@ -11,8 +11,8 @@ import pytest
 
 from tests.evaluation.defaults import parameters
 from tests.hub import COMMIT, counted, hub
+from visual_grpo.adapter_folder import read_facts
 from visual_grpo.common.errors import UserError
-from visual_grpo.config.adapter_folder import read_facts
 from visual_grpo.tracking.adapter_lookup import find_adapters, start_of_training
 
 LATEST = Path("latest/adapters")

@@ -8,10 +8,10 @@ from typing import Any
 from kedro.pipeline import Node, Pipeline
 
 from visual_grpo import provenance
+from visual_grpo.adapter_folder import adapter_digest, modules_of, read_facts
 from visual_grpo.common import console
 from visual_grpo.common.files import from_here, require_no_links
 from visual_grpo.config import EvaluationConfig
-from visual_grpo.config.adapter_folder import adapter_digest, modules_of, read_facts
 from visual_grpo.config.decides import DEPENDS_ON
 from visual_grpo.data.manifest import RecordTable
 from visual_grpo.evaluation import report
