@@ -92,9 +92,9 @@ def compare_with_baseline(
     settings: EvaluationConfig, baseline: Path, trained: Path, adapters: Path
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns the evaluation (paired differences of every score, headline) and the headline's numbers."""
-    training, modules, digest = read_facts(adapters), modules_of(adapters), adapter_digest(adapters)
+    training, modules, identity = read_facts(adapters), modules_of(adapters), adapter_digest(adapters)
     now, before = provenance.read(trained, "evaluate"), provenance.read(baseline, "baseline")
-    provenance.require_made_from(now, trained, "evaluate", baseline=before["digest"], adapters=digest)
+    provenance.require_made_from(now, trained, "evaluate", baseline=before["digest"], adapters=identity)
     limits = limit_notes(report.read_history(adapters), training.get("parameters", {}), modules)
     early = training.get("stopped_early")
     stopped = [f"The training stopped early, after step {training['steps']}: {early}."] if early else []
@@ -108,7 +108,7 @@ def compare_with_baseline(
         seed=settings.seed,
         # A result should not depend on where it was made.
         adapter=", ".join(str(from_here(adapters / module)) for module in modules),
-        adapter_digest=digest,
+        adapter_digest=identity,
         modules=modules,
         depends_on=provenance.values(now, DEPENDS_ON["baseline"], rounding=False),
     )
