@@ -28,6 +28,8 @@ _READ = {".safetensors", ".json", ".csv", ".diff"}
 """Endings of the files that a command reads; without the card, which an evaluation writes again, and pictures."""
 BEST, LAST = "best", "last"
 """Folders with the adapters of the best and of the last step; the folder itself holds one of the two."""
+STEP = {BEST: "best_step", LAST: "steps"}
+"""Fact ``adapter``, which of the two the folder holds -> the fact with its step."""
 LATEST, NONE, BASE = "latest", "none", "base"
 
 
