@@ -55,7 +55,7 @@ class MovingShapeReward:
         color, shape, motion, right = judged.unbind(1)
         return RewardOutput(
             values=(color + shape + 2 * motion) / 4,
-            parts={"colour": color, "shape": shape, "motion": motion, "all": right},
+            parts={"color": color, "shape": shape, "motion": motion, "all": right},
         )
 
 

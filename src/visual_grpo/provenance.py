@@ -15,11 +15,11 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from visual_grpo.adapter_folder import CODE, COMMIT, FILE
 from visual_grpo.common.digests import option_files, tree_digest
 from visual_grpo.common.errors import Remedy, UserError
 from visual_grpo.common.importing import code_digest, option_code
 from visual_grpo.config import Parameters, flatten, merged
-from visual_grpo.config.adapter_folder import CODE, COMMIT, FILE
 from visual_grpo.config.decides import DEPENDS_ON, Decides, decides, declared, is_of_the_command
 from visual_grpo.config.presets import AUTO
 from visual_grpo.rewards.catalogue import is_negative_points, transport_of
@@ -42,6 +42,11 @@ INPUTS = {
     "device": (Decides.ASKED, "kind of device"),
 }
 """Entry -> what it decides, and what it identifies."""
+RESUMED, ADJUSTED = "resumed.", "resumed.parameters"
+"""RESUMED + an entry's name: its later values in a resumed training, a line each. ADJUSTED: parameters that a resume
+changed (`training.resuming.adjusted`)."""
+_FIXED = {"git.commit": "commit", "git.state": "uncommitted changes", **RUNTIME, "parameters": "parameters"}
+"""Entries that all parts of a training share that can be repeated."""
 MEANING = {name: meaning for name, (_, meaning) in INPUTS.items()} | RUNTIME
 FILE_NAME, MADE_FROM = "provenance.json", "made_from"
 """File in a folder of samples, which also holds the digest of the other files. Entry: digests of the artifacts with
@@ -100,6 +105,23 @@ def differences(
     names = sorted((first.keys() | second.keys()) - set(but))
     found = {name: (first.get(name), second.get(name)) for name in names}
     return {name: (a, b) for name, (a, b) in found.items() if a != b and not (covers and _covers(name, a, b))}
+
+
+def continued(earlier: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str]:
+    """Returns the entries of a resumed training: the ``earlier`` ones stay, and what has changed is a line of
+    `RESUMED` + name."""
+    entries = {**now, **earlier}
+    for name, value in now.items():
+        before = earlier.get(f"{RESUMED}{name}", "")
+        if entries[name] != value and not before.endswith(value):
+            entries[f"{RESUMED}{name}"] = f"{before}\n{value}".lstrip("\n")
+    return entries
+
+
+def mixed_parts(training: Provenance) -> list[str]:
+    """Returns what differed between the parts of a resumed training, so that no single training can repeat it."""
+    later = {meaning: training.get(f"{RESUMED}{name}") for name, meaning in _FIXED.items()}
+    return [f"{meaning} ({', '.join(str(text).splitlines())})" for meaning, text in later.items() if text]
 
 
 def described(different: Differences) -> list[str]:

@@ -19,8 +19,8 @@ from typing import Any
 import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
+from visual_grpo.adapter_folder import CODE
 from visual_grpo.config import flatten
-from visual_grpo.config.adapter_folder import CODE
 from visual_grpo.evaluation.comparison import EVAL_SAMPLER
 from visual_grpo.evaluation.pictures import data_uri
 from visual_grpo.evaluation.plots import Curves

@@ -13,10 +13,10 @@ import numpy as np
 import pandas as pd
 from PIL import Image, ImageOps
 
+from visual_grpo.adapter_folder import AGAIN, HISTORY, STEP
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.videos import SUFFIX
 from visual_grpo.config import EvaluationConfig, flatten
-from visual_grpo.config.adapter_folder import AGAIN, HISTORY, STEP
 from visual_grpo.evaluation import plots
 from visual_grpo.evaluation.alarm import shown_alarms
 from visual_grpo.evaluation.comparison import EVAL_SAMPLER, compare, compare_controls, join, retotalled

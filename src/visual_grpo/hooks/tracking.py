@@ -17,10 +17,11 @@ from kedro.io import CatalogProtocol
 from kedro.pipeline import Pipeline
 from kedro.pipeline.node import Node
 
+from visual_grpo import provenance
+from visual_grpo.adapter_folder import adapter_digest, read_facts
 from visual_grpo.common import console
 from visual_grpo.common.errors import UserError, user_error
 from visual_grpo.config import Parameters, flatten
-from visual_grpo.config.adapter_folder import adapter_digest, read_facts
 from visual_grpo.config.decides import Decides, decides
 from visual_grpo.config.pipelines import FLOW
 from visual_grpo.config.presets import UNNAMED_ENVIRONMENTS
@@ -87,7 +88,7 @@ class TrackingHooks:
             return
         earlier_tags = {} if resumed is None else resumed.provenance
         earlier_tags = {name: value for name, value in earlier_tags.items() if name.startswith(TAGGED)}
-        tracker.tags(run_context.resumed(earlier_tags, run_context.tags(self._project_path)))
+        tracker.tags(provenance.continued(earlier_tags, run_context.tags(self._project_path)))
         if trains:
             tracker.own(PARAMETERS, parameters_digest(config.public()))
         tracker.params(training_params(config.public()))

@@ -10,11 +10,11 @@ from typing import Any
 import pandas as pd
 
 from visual_grpo import provenance
+from visual_grpo.adapter_folder import CODE, COMMIT, FILE, NONE, modules_of, read_facts
 from visual_grpo.common import console
 from visual_grpo.common.errors import UserError, counted
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import Parameters
-from visual_grpo.config.adapter_folder import CODE, COMMIT, FILE, NONE, modules_of, read_facts
 from visual_grpo.config.decides import Decides
 from visual_grpo.data.manifest import RecordTable, prompt_hash, read_seen
 from visual_grpo.data.splits import HELD_OUT

@@ -12,11 +12,11 @@ from textwrap import shorten
 
 from kedro.pipeline import Node, Pipeline
 
+from visual_grpo.adapter_folder import LATEST
 from visual_grpo.common import console
 from visual_grpo.common.errors import UserError, counted
 from visual_grpo.common.types import PromptRecord, Sample, TextSample
 from visual_grpo.config import DataConfig, Parameters
-from visual_grpo.config.adapter_folder import LATEST
 from visual_grpo.config.pipelines import GenerateConfig
 from visual_grpo.data.preparation import ad_hoc_records
 from visual_grpo.evaluation.pictures import Painter, caption, grid, of_sample, save, suffix_of

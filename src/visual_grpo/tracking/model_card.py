@@ -9,9 +9,9 @@ from typing import Any
 
 from huggingface_hub import ModelCardData
 
+from visual_grpo.adapter_folder import DATA_COMMIT, STEP
 from visual_grpo.common.errors import counted
 from visual_grpo.config import GRPOConfig, LoraParams, Parameters
-from visual_grpo.config.adapter_folder import DATA_COMMIT, STEP
 
 CARD = "README.md"
 _HUB_DATA = "hf://datasets/"

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 from PIL import Image
 
+from visual_grpo.adapter_folder import FACTS, HISTORY, modules_of
 from visual_grpo.common import console
 from visual_grpo.common.digests import file_digest
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.files import hold, release, require_no_links
 from visual_grpo.common.quiet_libraries import silence_libraries
 from visual_grpo.config import BESIDE_FLOW, Parameters, flatten
-from visual_grpo.config.adapter_folder import FACTS, HISTORY, modules_of
 from visual_grpo.config.presets import place
 from visual_grpo.evaluation.verdict import change, lines, result
 from visual_grpo.tracking import mlflow_api
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 TRAINING_DIGEST, EVALUATION_DIGEST = "training.digest", "evaluation.digest"
 """Tags of a run: the digests of the ``training.json`` and ``evaluation.json`` of which it has everything."""
 DIGEST = "adapter.digest"
-"""Tag of a version, and of the run of a training: `config.adapter_folder.adapter_digest`."""
+"""Tag of a version, and of the run of a training: `adapter_folder.adapter_digest`."""
 RUN_NAME = "run.name"
 """In the facts of a training: its run's name."""
 TAGGED = ("command", "git.", "dvc.", "version.", "resumed.")

@@ -21,10 +21,10 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
+from visual_grpo.adapter_folder import FACTS, HISTORY, weight_sums
 from visual_grpo.common.errors import UserError, counted
 from visual_grpo.common.processes import StopRequest, stop_request
 from visual_grpo.common.types import PromptRecord, Sample, Scores, StepMetrics
-from visual_grpo.config.adapter_folder import FACTS, HISTORY, weight_sums
 from visual_grpo.evaluation.alarm import HackingMonitor, InterimAnalysis
 from visual_grpo.evaluation.samples import distinct_prompts, requests
 from visual_grpo.grpo.distributed import ranks

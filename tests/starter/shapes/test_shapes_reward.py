@@ -14,6 +14,7 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.common.images import to_tensor
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.starter.shapes.render import (
+    ATTRIBUTES,
     BACKGROUND,
     COLORS,
     COMBINATIONS,
@@ -51,7 +52,7 @@ def mixed(sample: Tensor, share: float) -> Tensor:
 def test_every_true_drawing_is_right(size: tuple[int, int]) -> None:
     records = [record(combination) for combination in COMBINATIONS]
     scores = ShapesReward()(records, [image(combination, *size) for combination in COMBINATIONS])
-    assert list(scores.parts) == ["colour", "shape", "position", "size", "all"]
+    assert list(scores.parts) == [*ATTRIBUTES, "all"]
     for part in scores.parts.values():
         assert part.tolist() == [1.0] * len(COMBINATIONS)
     assert scores.values.dtype == torch.float32
@@ -66,7 +67,7 @@ def test_every_true_drawing_is_right(size: tuple[int, int]) -> None:
 def test_a_wrong_attribute_lowers_its_own_part_alone(attribute: str, drawn: str) -> None:
     scores = ShapesReward()([record(ASKED)], [image(replace(ASKED, **{attribute: drawn}))])
     wrong = {part for part, value in scores.parts.items() if value.item() == 0}
-    assert wrong == {attribute.replace("color", "colour"), "all"}
+    assert wrong == {attribute, "all"}
     assert scores.values.item() < 0.8
 
 
@@ -74,7 +75,7 @@ def test_the_value_falls_smoothly_with_the_colour() -> None:
     scores = ShapesReward()([record(ASKED)] * 4, [mixed(image(ASKED), share) for share in (0, 0.15, 0.3, 0.5)])
     assert (scores.values.diff() < -0.02).all()
     assert scores.parts["shape"].tolist() == [1, 1, 1, 1]
-    assert scores.parts["colour"].tolist()[::3] == [1, 0]
+    assert scores.parts["color"].tolist()[::3] == [1, 0]
 
 
 OTHER = Combination(color="blue", shape="square", position="right", size="large")

@@ -16,12 +16,12 @@ from typing import Any
 
 import yaml
 
+from visual_grpo.adapter_folder import CHANGES, FILE
 from visual_grpo.common import console
 from visual_grpo.common.digests import content_digest, digest_once, named_paths, option_files
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.files import write_atomically
 from visual_grpo.common.processes import ProgramError, git, output_of
-from visual_grpo.config.adapter_folder import CHANGES, FILE
 from visual_grpo.config.presets import OUTPUT, place
 from visual_grpo.data.hub_dataset import HUB
 from visual_grpo.data.manifest import IMAGES, RecordTable

@@ -280,7 +280,7 @@ def _attributes(subject: Judged, other: Judged, removes: Tensor, has_other: Tens
     return right.float().masked_fill((removes & ~has_other)[:, None], torch.nan)
 
 
-_PARTS = ("colour", "shape", "position", "size", "all")
+_PARTS = (*ATTRIBUTES, "all")
 _EDIT_PARTS = ("instructed", "kept")
 
 
@@ -289,7 +289,7 @@ class ShapesReward(DrawnReward):
 
     Reads ``record.metadata``: ``color``, ``shape``, ``position``, ``size`` of the single object. The value is the mean
     of five terms: closeness of each attribute, and whether all are correct. A missing object scores 0. Parts:
-    ``colour``, ``shape``, ``position``, ``size``, ``all``.
+    ``color``, ``shape``, ``position``, ``size``, ``all``.
 
     With ``edit`` (one of `EDITS`) these four describe the edited object as in the target or (``remove``) source;
     ``other`` is a second object at the opposite position, which must stay, or null. The value is the mean of

@@ -17,8 +17,6 @@ DATA_PROFILE = "data_profile.json"
 CODE, FILE, COMMIT = "code of reward ", "file of reward ", "commit of reward "
 """Entries of the facts. CODE + a reward's name: digest of the user's function; CODE + name + ": " + option: of one that
 the option names; FILE likewise: of a file or folder; COMMIT likewise: the hub's commit of the weights."""
-ADJUSTED = "resumed.parameters"
-"""Fact: the parameters that were changed at a resume, a line each (`training.resuming.adjusted`)."""
 START_RUN = "start.run"
 """Fact: the MLflow run of the adapters that the training started from."""
 BASELINE = "baseline"
