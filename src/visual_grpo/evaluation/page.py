@@ -19,7 +19,7 @@ from typing import Any
 import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
-from visual_grpo.adapter_folder import CODE
+from visual_grpo.adapter_folder import REWARD_CODE
 from visual_grpo.config import flatten
 from visual_grpo.evaluation.comparison import EVAL_SAMPLER
 from visual_grpo.evaluation.pictures import data_uri
@@ -200,7 +200,7 @@ def _lineage(evaluation: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for name in dict.fromkeys([*_LINEAGE, *training]):
         value = training.get(name)
         if isinstance(value, str | int | float) and len(str(value)) <= _LONG:
-            shown = f"{name} in training" if name.startswith(CODE) else name.replace("_", " ")
+            shown = f"{name} in training" if name.startswith(REWARD_CODE) else name.replace("_", " ")
             yield _LINEAGE.get(name, shown), f"{value:.4g}" if isinstance(value, float) else str(value)
     for name, shown in {"adapter": "adapter folders", "seed": "evaluation seed"}.items():
         if evaluation.get(name) is not None:

@@ -23,7 +23,8 @@ from visual_grpo.common.processes import is_rank
 from visual_grpo.config import Parameters
 from visual_grpo.config.credentials import find_secrets
 from visual_grpo.config.pipelines import CHAMPION
-from visual_grpo.config.presets import LISTED, OUTPUT, PRESETS, use_catalog
+from visual_grpo.config.places import OUTPUT, use_catalog
+from visual_grpo.config.presets import LISTED, PRESETS
 from visual_grpo.config.schema import Resume, validate
 from visual_grpo.data.datasets import require_path
 from visual_grpo.hooks.inputs_and_outputs import tags_of

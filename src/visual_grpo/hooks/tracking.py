@@ -23,8 +23,8 @@ from visual_grpo.common import console
 from visual_grpo.common.errors import UserError, user_error
 from visual_grpo.config import Parameters, flatten
 from visual_grpo.config.decides import Decides, decides
-from visual_grpo.config.pipelines import FLOW
-from visual_grpo.config.presets import UNNAMED_ENVIRONMENTS
+from visual_grpo.config.pipelines import DATA_FLOW
+from visual_grpo.config.places import UNNAMED_ENVIRONMENTS
 from visual_grpo.config.stated import parameters_digest
 from visual_grpo.data.datasets import require_path
 from visual_grpo.hooks.inputs_and_outputs import tags_of
@@ -155,7 +155,7 @@ def run_name(
         environment: Kedro's; None = the default one.
         changed: `changed_parameters`; they are called by the last part of their names.
     """
-    ordered = [name for name in FLOW if name in pipelines] + sorted(set(pipelines) - set(FLOW))
+    ordered = [name for name in DATA_FLOW if name in pipelines] + sorted(set(pipelines) - set(DATA_FLOW))
     # Words of the name, after the parameters that they show.
     always = {
         "environment": environment or "",

@@ -27,7 +27,7 @@ from visual_grpo.common.errors import UserError, counted
 from visual_grpo.common.hub import REFUSALS, refusal
 from visual_grpo.common.processes import ProgramError, git
 from visual_grpo.common.quiet_libraries import silence_libraries
-from visual_grpo.config.presets import place
+from visual_grpo.config.places import place
 from visual_grpo.data.manifest import RecordTable
 from visual_grpo.models.lora_lookup import cached_lora
 from visual_grpo.operations.command import render

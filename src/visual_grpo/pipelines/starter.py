@@ -1,4 +1,4 @@
-"""The node of the starter."""
+"""Makes the dataset and the base model to start from, or records the digest of the user's own model."""
 
 from __future__ import annotations
 

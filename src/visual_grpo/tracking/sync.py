@@ -22,8 +22,8 @@ from visual_grpo.common.digests import file_digest
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.files import hold, release, require_no_links
 from visual_grpo.common.quiet_libraries import silence_libraries
-from visual_grpo.config import BESIDE_FLOW, Parameters, flatten
-from visual_grpo.config.presets import place
+from visual_grpo.config import ON_REQUEST, Parameters, flatten
+from visual_grpo.config.places import place
 from visual_grpo.evaluation.verdict import change, lines, result
 from visual_grpo.tracking import mlflow_api
 from visual_grpo.tracking.model_card import CARD, model_card
@@ -220,7 +220,7 @@ def tracked(row: Mapping[str, float], modules: Sequence[str], rewards: Sequence[
 
 def training_params(parameters: Mapping[str, Any]) -> dict[str, Any]:
     """Flattens the parameters that a training and its evaluation depend on."""
-    return {name: value for name, value in flatten(parameters).items() if name.partition(".")[0] not in BESIDE_FLOW}
+    return {name: value for name, value in flatten(parameters).items() if name.partition(".")[0] not in ON_REQUEST}
 
 
 def result_metrics(headline: Mapping[str, Any]) -> dict[str, float]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from visual_grpo.adapter_folder import COMMIT, START_RUN, read_facts
+from visual_grpo.adapter_folder import REWARD_COMMIT, START_RUN, read_facts
 from visual_grpo.common.device import device_kind, processor, resolve_device
 from visual_grpo.config import GRPOConfig, ModelConfig, Parameters
 from visual_grpo.provenance import ADJUSTED, MADE_FROM, NUMERICS, RUNTIME, SOURCES, Provenance, code, continued
@@ -30,7 +30,7 @@ LIBRARIES = (
 """Libraries whose versions may change numbers."""
 PACKAGE = Path(__file__).parents[1]
 _NO_RESULTS = ("operations", "tracking")
-"""Packages that show, log or call, and decide nothing that is generated or learned."""
+"""Packages that show, log or call. What they choose, such as the rewards that fit the data, is in the parameters."""
 
 
 def of(
@@ -104,7 +104,7 @@ def inputs(
 def weights(config: Parameters) -> dict[str, str]:
     """Returns the entries of the weights of rewards that are on the hub."""
     commits = reward_commits(config.rewards)
-    return {f"{COMMIT}{name}: {option}": c for name, options in commits.items() for option, c in options.items()}
+    return {f"{REWARD_COMMIT}{name}: {option}": c for name, options in commits.items() for option, c in options.items()}
 
 
 def runtime(model: ModelConfig, grpo: GRPOConfig) -> dict[str, str]:

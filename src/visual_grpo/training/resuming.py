@@ -17,7 +17,7 @@ from visual_grpo.grpo import checkpoint
 
 STEPS = "grpo.steps"
 FINISHED = "finished.txt"
-"""File next to the checkpoints: names the one with which a training ended whose adapters are in their place."""
+"""File next to the checkpoints: names the last one of a training that has saved its adapters."""
 
 
 @dataclass(frozen=True)

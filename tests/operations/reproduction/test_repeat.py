@@ -22,7 +22,7 @@ from visual_grpo.adapter_folder import DATA_COMMIT
 from visual_grpo.common.errors import UserError
 from visual_grpo.config import Parameters
 from visual_grpo.config.pipelines import ReproduceConfig
-from visual_grpo.config.presets import CATALOG
+from visual_grpo.config.places import CATALOG
 from visual_grpo.operations.reproduction.repeat import parameters_to_repeat, repeat
 from visual_grpo.operations.reproduction.worktree import Worktree, checked_out, python_of, write_configuration
 from visual_grpo.pipelines.reproduce import reproduce_training, require_match

@@ -22,7 +22,7 @@ from visual_grpo.common.processes import ProgramError, git, run
 from visual_grpo.config import Parameters
 from visual_grpo.config.decides import DEPENDS_ON
 from visual_grpo.config.pipelines import ReproduceConfig
-from visual_grpo.config.presets import ROOT
+from visual_grpo.config.places import ROOT
 from visual_grpo.grpo.metrics import is_timing
 from visual_grpo.operations.command import APART
 from visual_grpo.operations.reproduction.worktree import (
