@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,7 +95,9 @@ def train(clone: Path, found: Path, arguments: argparse.Namespace, seed: int) ->
 
 def table(folders: Sequence[Path]) -> str:
     """Each loop at the last evaluation that all of ``folders`` have of it and of the default; folders are pooled."""
-    heads = ["loop", "steps", "samples", "CPU s", "total", "minus default [95%]", "all right", "minus default [95%]"]
+    right = [name for name in read_scores(folders[0] / "base").columns if re.fullmatch("part/.*/all", name)]
+    heads = ["loop", "steps", "samples", "CPU s", "total", "minus default [95%]"]
+    heads += ["all right", "minus default [95%]"] * len(right)
     heads += [*(name.rpartition("/")[2] for name in judges(folders)), "CPU s, samples to the default's total"]
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for name in sorted({found.name.rpartition(" ")[0] for found in folders[0].glob("[!.]*@*")}, key=order):
@@ -105,9 +108,9 @@ def table(folders: Sequence[Path]) -> str:
         scores = {(n, key): read_scores(f / own) for n, f in enumerate(folders) for key, own in places.items()}
         facts = [json.loads((folder / places["own"] / "facts.json").read_text()) for folder in folders]
         cells = [name, *(f"{sum(fact[key] for fact in facts) / len(facts):.0f}" for key in ("steps", "samples", "cpu"))]
-        for column in ("total", algorithms.RIGHT, *judges(folders)):
+        for column in ("total", *right, *judges(folders)):
             found = algorithms.compared(scores, range(len(folders)), "default", "own", column)
-            cells += [f"{found.trained:.3f}"] if column in ("total", algorithms.RIGHT) else []
+            cells += [f"{found.trained:.3f}"] if column in ("total", *right) else []
             cells += [f"{found.difference:+.3f} [{found.ci_low:+.3f}, {found.ci_high:+.3f}]"]
         cells += ["; ".join(reached(folder, name) for folder in folders)]
         lines.append(f"| {' | '.join(cells)} |")

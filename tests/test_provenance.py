@@ -298,3 +298,12 @@ def test_a_comparison_runs_no_code_that_a_record_names(tmp_path: Path, monkeypat
     record = {"parameters": {"rewards": {"z": {"function": "evil:score", "options": {"timeout": 1}}}}}
     assert provenance.differences(record, {"parameters": {}}, TRAIN)
     assert not Path("ran").exists()
+
+
+def test_a_run_that_goes_on_keeps_its_first_tags_and_has_later_ones_beside_them() -> None:
+    first = {"command": "train", "git.commit": "a", "git.state": "clean"}
+    assert provenance.continued({}, first) == first
+    again = provenance.continued(first, {**first, "command": "go on"})
+    assert again == {**first, "resumed.command": "go on"}
+    third = provenance.continued(again, {"command": "go further", "git.commit": "b", "git.state": "clean"})
+    assert third == {**first, "resumed.command": "go on\ngo further", "resumed.git.commit": "b"}

@@ -9,14 +9,14 @@ from typing import Any
 from kedro.pipeline import Pipeline
 
 from visual_grpo import pipelines
-from visual_grpo.config.pipelines import FLOW
+from visual_grpo.config.pipelines import DATA_FLOW
 
-NAMES = tuple(dict.fromkeys([*FLOW, *(file.name for file in pkgutil.iter_modules(pipelines.__path__))]))
+NAMES = tuple(dict.fromkeys([*DATA_FLOW, *(file.name for file in pkgutil.iter_modules(pipelines.__path__))]))
 
 
 def register_pipelines() -> dict[str, Pipeline]:
-    """Returns each pipeline by name, and `FLOW` as one pipeline, ``__default__``."""
-    files = {name: (name,) for name in NAMES} | {"__default__": FLOW}
+    """Returns each pipeline by name, and `DATA_FLOW` as one pipeline, ``__default__``."""
+    files = {name: (name,) for name in NAMES} | {"__default__": DATA_FLOW}
     return {name: _Lazy(*own) for name, own in files.items()}
 
 

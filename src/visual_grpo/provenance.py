@@ -15,11 +15,11 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from visual_grpo.adapter_folder import REWARD_CODE, REWARD_COMMIT, REWARD_FILE
 from visual_grpo.common.digests import option_files, tree_digest
 from visual_grpo.common.errors import Remedy, UserError
 from visual_grpo.common.importing import code_digest, option_code
 from visual_grpo.config import Parameters, flatten, merged
-from visual_grpo.config.adapter_folder import CODE, COMMIT, FILE
 from visual_grpo.config.decides import DEPENDS_ON, Decides, decides, declared, is_of_the_command
 from visual_grpo.config.presets import AUTO
 from visual_grpo.rewards.catalogue import is_negative_points, transport_of
@@ -38,10 +38,15 @@ INPUTS = {
     "data": (Decides.CONTENT | Decides.ASKED | Decides.SAMPLES | Decides.TRAINING, "data"),
     "start": (Decides.TRAINING, "adapters at the start"),
     "family_code": (Decides.SAMPLES | Decides.TRAINING, "code of the family"),
-    # Samples of a GPU and of a CPU do not pair, but a training may go on elsewhere: ASKED is in the one question only.
+    # Samples of a GPU and of a CPU do not pair, but a training may go on elsewhere: it does not depend on ASKED.
     "device": (Decides.ASKED, "kind of device"),
 }
 """Entry -> what it decides, and what it identifies."""
+RESUMED, ADJUSTED = "resumed.", "resumed.parameters"
+"""RESUMED + an entry's name: its later values in a resumed training, a line each. ADJUSTED: parameters that a resume
+changed (`training.resuming.adjusted`)."""
+_FIXED = {"git.commit": "commit", "git.state": "uncommitted changes", **RUNTIME, "parameters": "parameters"}
+"""Entries that must be equal in all parts of a training that can be repeated."""
 MEANING = {name: meaning for name, (_, meaning) in INPUTS.items()} | RUNTIME
 FILE_NAME, MADE_FROM = "provenance.json", "made_from"
 """File in a folder of samples, which also holds the digest of the other files. Entry: digests of the artifacts with
@@ -52,10 +57,12 @@ def code(config: Parameters) -> dict[str, str]:
     """Returns the entries of the user's code, and of files that options of rewards name."""
     digests: dict[str, str] = {}
     for name, reward in config.rewards.items():
-        digests |= {f"{FILE}{name}: {o}": found for o, found in option_files(reward.options, config.output).items()}
-        digests |= {f"{CODE}{name}: {option}": found for option, found in option_code(reward.options).items()}
+        digests |= {
+            f"{REWARD_FILE}{name}: {o}": found for o, found in option_files(reward.options, config.output).items()
+        }
+        digests |= {f"{REWARD_CODE}{name}: {option}": found for option, found in option_code(reward.options).items()}
         if reward.function is not None:
-            digests[f"{CODE}{name}"] = code_digest(reward.function)
+            digests[f"{REWARD_CODE}{name}"] = code_digest(reward.function)
     return digests | ({"family_code": code_digest(config.model.family)} if ":" in config.model.family else {})
 
 
@@ -102,6 +109,23 @@ def differences(
     return {name: (a, b) for name, (a, b) in found.items() if a != b and not (covers and _covers(name, a, b))}
 
 
+def continued(earlier: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str]:
+    """Returns the entries of a resumed training: the ``earlier`` ones stay, and what has changed is a line of
+    `RESUMED` + name."""
+    entries = {**now, **earlier}
+    for name, value in now.items():
+        before = earlier.get(f"{RESUMED}{name}", "")
+        if entries[name] != value and not before.endswith(value):
+            entries[f"{RESUMED}{name}"] = f"{before}\n{value}".lstrip("\n")
+    return entries
+
+
+def mixed_parts(training: Provenance) -> list[str]:
+    """Returns what differed between the parts of a resumed training, so that no single training can repeat it."""
+    later = {meaning: training.get(f"{RESUMED}{name}") for name, meaning in _FIXED.items()}
+    return [f"{meaning} ({', '.join(str(text).splitlines())})" for meaning, text in later.items() if text]
+
+
 def described(different: Differences) -> list[str]:
     """Returns a phrase for each difference: a parameter with both values, the meaning of a digest."""
     return [
@@ -111,7 +135,7 @@ def described(different: Differences) -> list[str]:
 
 
 def _kinds(digest: str) -> Decides:
-    if digest.startswith((CODE, FILE, COMMIT)):
+    if digest.startswith((REWARD_CODE, REWARD_FILE, REWARD_COMMIT)):
         return Decides.SCORES
     return INPUTS.get(digest, (Decides.NOTHING, ""))[0]
 
@@ -247,6 +271,6 @@ def require_trained_on(training: Provenance, present: Provenance) -> None:
 
 def code_notes(training: Provenance, now: Provenance) -> list[str]:
     """Returns a note where the code of a reward that judges ``now`` differs from the training's."""
-    names = [name for name in now if name.startswith(CODE) and training.get(name, now[name]) != now[name]]
-    changed = [name.removeprefix(CODE) for name in names]
+    names = [name for name in now if name.startswith(REWARD_CODE) and training.get(name, now[name]) != now[name]]
+    changed = [name.removeprefix(REWARD_CODE) for name in names]
     return [f"The code of reward {', '.join(changed)} has changed since the training."] if changed else []

@@ -16,7 +16,8 @@ from visual_grpo.operations.session import Session
 
 PROJECT_PATH = Path(__file__).resolve().parents[2]
 
-# A custom reward is a file in the project's root. At the end of the path, so that it hides no package.
+# The user's rewards, worlds and families are files in the project's root. At the end of the path, so that it hides no
+# package.
 sys.path.append(str(PROJECT_PATH))
 
 # pluggy calls the last first, and those that are marked `tryfirst` before the others. So before a pipeline runs, inputs

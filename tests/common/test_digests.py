@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.evaluation.defaults import parameters
+from visual_grpo.adapter_folder import check_base
 from visual_grpo.common.digests import STARTER, content_digest, option_files, tree_digest
 from visual_grpo.common.errors import Remedy, UserError
-from visual_grpo.config.adapter_folder import check_base
 from visual_grpo.models.run_spec import RunSpec, resolve
 from visual_grpo.training.components import check_unchanged
 

@@ -11,7 +11,7 @@ from visual_grpo import provenance
 from visual_grpo.config import decides
 from visual_grpo.config.base import Strict
 from visual_grpo.config.decides import DEPENDS_ON, Decides, declarations
-from visual_grpo.config.pipelines import FLOW
+from visual_grpo.config.pipelines import DATA_FLOW
 
 # By hand, from what the code reads: a declaration is wrong without an error, and its results are then wrong in silence.
 # What follows where a parameter changes, see `consequences` -> the parameters of which that is true.
@@ -129,7 +129,7 @@ def test_a_new_parameter_without_a_declaration_decides_what_its_section_does_or_
 
 
 def test_a_baseline_of_more_samples_covers_one_of_fewer_and_a_pipeline_that_judges_is_known() -> None:
-    assert set(DEPENDS_ON) == {*FLOW} - {"starter", "data_preparation"}
+    assert set(DEPENDS_ON) == {*DATA_FLOW} - {"starter", "data_preparation"}
     asked = Decides.ASKED
     more, fewer = ({"parameters": {"evaluation": {"max_prompts": count}}} for count in (9, 3))
     assert provenance.differences(more, fewer, asked) != {} == provenance.differences(more, fewer, asked, covers=True)

@@ -79,6 +79,9 @@ def test_one_of_several_configurations_is_named(tmp_path: Path) -> None:
         assert prompts(config="fr") == ["bonjour"]
         assert "has the configurations en, fr, and none is named: set data.config to one" in refusal(PATH)
         assert "has the configurations en, fr, and data.config is 'de'" in refusal(PATH, config="de")
+        prepared = ad_hoc_records(PATH, data_config(PATH), "generate.prompts")
+        with pytest.raises(UserError, match=r"none is named: set data\.config to one"), prepared:
+            pass
 
 
 def test_what_was_read_last_is_not_taken_for_what_the_hub_has_now(tmp_path: Path) -> None:

@@ -205,19 +205,30 @@ def test_the_list_of_pairs_is_bounded(report: Path, tmp_path: Path, monkeypatch:
     monkeypatch.setattr(page, "MOST_PAIRS", 10)
     few = read(reported(tmp_path, 0.2))
     shown = [(pair["split"], pair["sampler"]) for pair in data(few)]
-    assert shown == [("held_out", "sampling.eval")] * 8 + [("held_out", "sampling.rollout")] * 2
+    rollout = "tokens as in training (sampling.rollout)"
+    assert shown == [("held_out", "plain pipeline (sampling.eval)")] * 8 + [("held_out", rollout)] * 2
     assert "10 of 24 pairs are embedded" in few
 
 
-def test_unscored_samples_have_pictures_of_their_own(tmp_path: Path) -> None:
-    before, blank = drawn(tmp_path / "baseline", 0.0), drawn(tmp_path / "trained", 0.2)
+@pytest.mark.parametrize(
+    ("side", "counts", "cell"),
+    [
+        ("trained", "base 0, trained 8", '<td class="down">0 / 8</td>'),
+        ("baseline", "base 8, trained 0", '<td class="">8 / 0</td>'),
+    ],
+)
+def test_unscored_samples_have_pictures_of_their_own_and_more_after_training_are_red(
+    tmp_path: Path, side: str, counts: str, cell: str
+) -> None:
+    frames = {"baseline": drawn(tmp_path / "baseline", 0.0), "trained": drawn(tmp_path / "trained", 0.2)}
+    blank = frames[side]
     blank.loc[blank["split"] == "held_out", ["total", "reward/brightness"]] = NAN
-    blank.to_parquet(tmp_path / "trained" / "scores.parquet", index=False)
-    folder = written(tmp_path, before, blank)
-    text = read(folder)
+    blank.to_parquet(tmp_path / side / "scores.parquet", index=False)
+    text = read(written(tmp_path, frames["baseline"], frames["trained"]))
     assert "16 of 24 pairs, over all samplers and splits, have a side that could not be scored." in text
-    assert "Could not be scored: base 0, trained 8 of 8 each; the shares differ." in text
-    assert "trained could not be scored" in text
+    assert f"Could not be scored: {counts} of 8 each; the shares differ." in text
+    assert f"{side.removesuffix('line')} could not be scored" in text
+    assert cell in text
 
 
 def test_an_edit_is_shown_with_its_sources_and_its_target_above(tmp_path: Path) -> None:
@@ -300,33 +311,36 @@ def test_the_film_has_the_first_and_the_last_step_and_at_most_nine(tmp_path: Pat
     for step in range(1, 24):
         Image.new("RGB", (4, 4)).save(tmp_path / f"film-{step:06d}.png")
     none = pairs([], [])
-    steps = [step for step, _ in film(tmp_path, none, tmp_path)]
+    steps = [step for step, _ in film(tmp_path, none, tmp_path, tmp_path)]
     assert (len(steps), steps[0], steps[-1]) == (9, "step 1", "step 23")
-    assert film(None, none, tmp_path) == film(tmp_path / "empty", none, tmp_path) == []
+    assert film(None, none, tmp_path, tmp_path) == film(tmp_path / "empty", none, tmp_path, tmp_path) == []
 
 
 @pytest.mark.parametrize(
     ("filmed", "prompts", "columns"),
     [
-        (["held_out-00-0", "held_out-01-0"], 2, ["source", "base", "step 1"]),
-        (["held_out-00-0", "held_out-03-0"], 2, ["base", "step 1"]),
+        (["held_out-00-0", "held_out-01-0"], 2, ["source", "base", "step 1", "step 5 (chosen)"]),
+        (["held_out-00-0", "held_out-03-0"], 2, ["base", "step 1", "step 5 (chosen)"]),
         (["held_out-00-0", "of another evaluation"], 0, ["step 1"]),
     ],
 )
-def test_before_the_steps_of_the_film_stand_its_sources_and_the_base_models_samples(
+def test_the_film_begins_with_its_sources_and_the_base_models_samples_and_marks_the_judged_step(
     tmp_path: Path, filmed: list[str], prompts: int, columns: list[str]
 ) -> None:
     Image.new("RGB", (64, 32), "red").save(tmp_path / "red.png")
     Image.new("RGB", (224, 458)).save(tmp_path / "film-000001.png")
     *edits, plain = records("held_out", 4)
     edits = [replace(record, source_images=(tmp_path / "red.png",)) for record in edits]
-    folder = reported(tmp_path, 0.2, {"held_out": [*edits, plain]}, training={"film": filmed}, adapters=tmp_path)
+    facts = {"film": filmed, "adapter": "best", "best_step": 5, "steps": 9}
+    folder = reported(tmp_path, 0.2, {"held_out": [*edits, plain]}, training=facts, adapters=tmp_path)
     film_of = read(folder).partition("during training</h3>")[2].partition("</section>")[0]
     assert (film_of.count("<li"), re.findall(r"<small>(.*?)</small>", film_of)) == (prompts, columns)
     shown = [read_uri(uri) for uri in re.findall(r'src="(.*?)"', film_of)]
     assert {picture.size for picture in shown} == {(224, 458)}, "prompts stand in rows"
     red, _, blue = np.asarray(shown[0].convert("RGB"), dtype=int)[341, 100]
     assert (red - blue > 200) == ("source" in columns)
+    base, last = (np.asarray(shown[at], dtype=int).mean() for at in (columns.index("step 1") - 1, -1))
+    assert not prompts or last > base, "the trained model's samples, which are brighter"
 
 
 def test_the_first_point_of_the_curve_has_the_weights_of_what_was_trained(tmp_path: Path) -> None:

@@ -13,9 +13,9 @@ import torch
 from kedro.io import DataCatalog, MemoryDataset
 
 from tests.small_project import ROOT
+from visual_grpo.adapter_folder import adapter_digest
 from visual_grpo.common.digests import file_digest
 from visual_grpo.common.errors import UserError
-from visual_grpo.config.adapter_folder import adapter_digest
 from visual_grpo.data.datasets import FolderDataset
 from visual_grpo.grpo.checkpoint import SUMS, save_checkpoint
 from visual_grpo.hooks.cli import parsed

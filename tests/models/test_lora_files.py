@@ -22,11 +22,11 @@ from tests.hub import COMMIT, counted, hub
 from tests.models.families.qwen2_5_vl.tiny import save_qwen2_5_vl
 from tests.models.families.test_flow_families import CASES, SIZE
 from visual_grpo import provenance
+from visual_grpo.adapter_folder import FACTS
 from visual_grpo.common.digests import file_digest
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import GRPOConfig, LoraParams, Parameters, PolicyConfig, SamplerConfig
-from visual_grpo.config.adapter_folder import FACTS
 from visual_grpo.config.decides import DEPENDS_ON
 from visual_grpo.data.datasets import FolderDataset
 from visual_grpo.grpo.trainer import GRPOTrainer

@@ -9,8 +9,8 @@ from tests.evaluation.defaults import parameters
 from tests.evaluation.reports import numbers_only
 from tests.evaluation.test_verdict import entry as an_entry
 from tests.pipelines.painted import BRIGHTNESS, GAIN, SMALL, Project
+from visual_grpo.adapter_folder import adapter_digest
 from visual_grpo.common.errors import Remedy, UserError
-from visual_grpo.config.adapter_folder import adapter_digest
 from visual_grpo.data.manifest import RecordTable
 from visual_grpo.evaluation import verdict
 from visual_grpo.evaluation.verdict import lines, summarise

@@ -26,7 +26,7 @@ from tests.starter.tasks import in_this_process
 from visual_grpo.common.images import read_size
 from visual_grpo.common.types import PromptRecord, StepMetrics, TextSample
 from visual_grpo.config import Parameters
-from visual_grpo.config.pipelines import FLOW
+from visual_grpo.config.pipelines import DATA_FLOW
 from visual_grpo.config.schema import validate
 from visual_grpo.data.datasets import RecordsDataset
 from visual_grpo.hooks.parameters import RUN_SPEC, parameter_entries
@@ -73,7 +73,7 @@ def catalog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DataCatalog:
 
 @pytest.mark.slow
 def test_from_scenes_to_an_evaluation(catalog: DataCatalog, tmp_path: Path) -> None:
-    for name in FLOW:
+    for name in DATA_FLOW:
         run_nodes(register_pipelines()[name], catalog)
     report = catalog.load("data_report")
     assert report["rejected"]["total"] == 0

@@ -17,10 +17,10 @@ from tests.evaluation.defaults import parameters
 from tests.evaluation.painter import Painter, records
 from tests.evaluation.reports import numbers_only
 from tests.tracking.toy_adapters import base_model, with_facts
+from visual_grpo.adapter_folder import weights_digest
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.files import new_folder
 from visual_grpo.config import Parameters
-from visual_grpo.config.adapter_folder import weights_digest
 from visual_grpo.data.manifest import RecordTable, write_manifest, write_seen
 from visual_grpo.operations.promotion import NotPromotedError
 from visual_grpo.operations.retraining.job import Code

@@ -18,9 +18,9 @@ from tests.models.families.sd3 import tiny as sd3
 from tests.models.families.test_flow_families import CPU
 from tests.tracking.test_model_card import PROMPT, adapted, generated, same
 from tests.tracking.toy_adapters import adapters as toy_adapters
+from visual_grpo.adapter_folder import FACTS, adapter_digest
 from visual_grpo.common.errors import UserError
 from visual_grpo.config import Parameters
-from visual_grpo.config.adapter_folder import FACTS, adapter_digest
 from visual_grpo.models.family import find_family
 from visual_grpo.pipelines.publish import publish
 from visual_grpo.tracking.adapter_lookup import start_of_training

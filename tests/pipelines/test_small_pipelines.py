@@ -19,12 +19,13 @@ from tests.evaluation.painter import Painter, records
 from tests.evaluation.reports import numbers_only
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.files import new_folder
+from visual_grpo.common.types import PromptRecord
 from visual_grpo.data.manifest import RecordTable, write_manifest, write_seen
 from visual_grpo.evaluation.samples import read_scores
 from visual_grpo.models.run_spec import RunSpec, resolve
 from visual_grpo.operations.candidates import ComparedModel
 from visual_grpo.pipelines.compare import compare_adapters, training_differences
-from visual_grpo.pipelines.generate import generate_for_prompts
+from visual_grpo.pipelines.generate import _show_unknown_words, generate_for_prompts
 from visual_grpo.pipelines.score import score_folder, summary
 from visual_grpo.training import components
 
@@ -79,6 +80,23 @@ def test_pictures_of_a_file_of_prompts_are_listed_and_repeat(tmp_path: Path, pip
         assert (pictures[0] != pictures[2]).any()
         assert row["seed"] != differing["seed"]
     assert (tmp_path / "one/drawn/contact_sheet.png").is_file()
+
+
+@pytest.mark.parametrize(
+    ("is_small", "prompt", "said"),
+    [
+        (True, "a small red circle on the left", None),
+        (True, "a red dog in the centre of a dog show", "It does not know: dog, centre, of, show"),
+        (False, "a red dog", None),
+    ],
+)
+def test_words_that_the_small_model_does_not_know_are_named(
+    is_small: bool, prompt: str, said: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = parameters(model={} if is_small else {"path": "a model"})
+    _show_unknown_words(config, [PromptRecord(id="p", prompt=prompt)])
+    printed = capsys.readouterr().out.strip()
+    assert (printed == "") if said is None else printed.endswith(said)
 
 
 def test_generate_needs_one_of_two_and_an_adapter_or_none(tmp_path: Path, pipeline_folder: Path) -> None:

@@ -22,8 +22,8 @@ from tests.hooks.test_parameters import context_of
 from tests.operations.reproduction.repositories import git, repository
 from tests.pipelines.painted import run_nodes
 from tests.tracking.toy_adapters import adapters, base_model
+from visual_grpo.adapter_folder import FACTS, adapter_digest, read_facts
 from visual_grpo.common.errors import UserError
-from visual_grpo.config.adapter_folder import FACTS, adapter_digest, read_facts
 from visual_grpo.config.schema import merged
 from visual_grpo.config.stated import parameters_digest
 from visual_grpo.data.datasets import PATH, FolderDataset, GivenPath, RecordsDataset

@@ -27,12 +27,12 @@ from tests.models.test_lora_files import write as write_lora
 from tests.pipelines.painted import folders, run_nodes
 from tests.training.few_steps import STEPS, parameters
 from visual_grpo import provenance
+from visual_grpo.adapter_folder import DATA_COMMIT, adapter_digest
 from visual_grpo.common import console
 from visual_grpo.common.digests import file_digest
 from visual_grpo.common.errors import Remedy, UserError
 from visual_grpo.common.phases import alike, phase, watched_by
 from visual_grpo.config import merged
-from visual_grpo.config.adapter_folder import DATA_COMMIT, adapter_digest
 from visual_grpo.config.decides import Decides
 from visual_grpo.data.datasets import RecordsDataset
 from visual_grpo.data.drift import profile_of, read_profile

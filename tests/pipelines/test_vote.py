@@ -25,10 +25,10 @@ from tests.evaluation.defaults import parameters
 from tests.evaluation.painter import Painter
 from tests.pipelines.painted import STARTER_REPORT, Project
 from tests.rewards.votes.voters import Browser, picture
+from visual_grpo.adapter_folder import adapter_digest
 from visual_grpo.common import console
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.images import read_image, to_pil, to_tensor
-from visual_grpo.config.adapter_folder import adapter_digest
 from visual_grpo.models.run_spec import RunSpec
 from visual_grpo.pipeline_registry import register_pipelines
 from visual_grpo.rewards.votes.choices import read_choices

@@ -147,6 +147,16 @@ def test_judges_that_are_installed_judge_what_is_optimised() -> None:
     assert "install" not in starter.what_is_there(bare.starter, bare.data)
 
 
+def test_that_the_small_model_is_not_made_for_own_data_is_said_before_it_is_pretrained(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    config = of_environment("base", **OWN)
+    starter.build(config.starter, config.data, config.model, config.seed)
+    warned, _, after = capsys.readouterr().out.partition("This base model comes with the project")
+    assert "Warning: the small base model is pretrained on rendered shapes and nothing else" in warned
+    assert "Warning" not in after
+
+
 @pytest.mark.parametrize("environment", ["glm_image", "sd3", "qwen_image", "base", "text"])
 def test_other_data_waits_for_its_records(environment: str) -> None:
     config = of_environment(environment, **OWN)

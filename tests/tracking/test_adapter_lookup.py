@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,17 +12,18 @@ import pytest
 
 from tests.evaluation.defaults import parameters
 from tests.hub import COMMIT, counted, hub
+from visual_grpo.adapter_folder import read_facts
 from visual_grpo.common.errors import UserError
-from visual_grpo.config.adapter_folder import read_facts
 from visual_grpo.tracking.adapter_lookup import find_adapters, start_of_training
 
 LATEST = Path("latest/adapters")
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+def runs(empty_database: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """Name -> id of runs, of which the last two have no adapters."""
     folder = tmp_path_factory.mktemp("mlflow")
+    shutil.copy(empty_database, folder / "mlflow.db")
     before = mlflow.get_tracking_uri()
     mlflow.set_tracking_uri(f"sqlite:///{folder / 'mlflow.db'}")
     mlflow.create_experiment("adapters", artifact_location=(folder / "artifacts").as_uri())

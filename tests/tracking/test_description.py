@@ -21,29 +21,14 @@ BOTH = ("ar", "dit")
 @pytest.mark.parametrize(
     ("changes", "modules", "environment", "given", "name"),
     [
-        ({}, BOTH, None, {}, "seed 0 ar+dit grpo 80 steps lr7e-4+6e-4"),
-        ({"policy": {"stages": "joint"}}, BOTH, None, {}, "seed 0 ar+dit joint grpo 80 steps lr7e-4+6e-4"),
-        ({"policy": {"stages": "joint"}}, ("ar",), None, {}, "seed 0 ar grpo 80 steps lr7e-4"),
-        ({"grpo": {"loss": "dapo"}}, ("dit",), "sd3", {}, "seed 0 sd3 dit dapo 80 steps lr6e-4"),
-        (
-            {"data": {"path": "a/photos"}, "train": {"seed": 3}},
-            ("ar",),
-            None,
-            {},
-            "seed 3 photos ar grpo 80 steps lr7e-4",
-        ),
-        (
-            {},
-            ("ar",),
-            None,
-            {"seed": 0, "grpo.steps": 80, "grpo.kl_weight": 0.1},
-            "80 steps kl_weight=0.1 seed 0 ar grpo lr7e-4",
-        ),
-        ({}, ("ar",), None, {"modules.ar.learning_rate": 7e-4}, "lr7e-4 seed 0 ar grpo 80 steps"),
-        ({}, ("ar",), None, {"reward": "text"}, "reward=text seed 0 ar grpo 80 steps lr7e-4"),
-        ({}, ("ar",), None, {"grpo.target_kl": None}, "target_kl=null seed 0 ar grpo 80 steps lr7e-4"),
-        ({}, ("ar",), None, dict.fromkeys("abcd", 1), "a=1 b=1 c=1 ... seed 0 ar grpo 80 steps lr7e-4"),
-        ({"train": {"seed": 3}}, (), "text", {}, "seed 0 text starter+baseline+labels+score"),
+        ({}, BOTH, None, {}, "ar+dit"),
+        ({"policy": {"stages": "joint"}}, BOTH, None, {"policy.stages": "joint"}, "ar+dit joint"),
+        ({"policy": {"stages": "joint"}}, ("ar",), None, {}, "ar"),
+        ({"data": {"path": "a/photos"}}, ("dit",), "sd3", {"seed": 1}, "seed=1 sd3 photos dit"),
+        ({}, ("ar",), None, {"modules.ar.learning_rate": 7e-4}, "learning_rate=0.0007 ar"),
+        ({}, ("ar",), None, {"reward": "text", "grpo.target_kl": None}, "reward=text target_kl=null ar"),
+        ({}, ("ar",), None, dict.fromkeys("abc", 1), "a=1 b=1 ... ar"),
+        ({}, (), "text", {}, "text starter+baseline+labels+score"),
     ],
 )
 def test_a_run_is_named_by_what_differs(

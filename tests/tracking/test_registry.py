@@ -17,8 +17,8 @@ import yaml
 from tests.evaluation.defaults import parameters
 from tests.tracking.conftest import Project, crash, files_of
 from tests.tracking.toy_adapters import MODULE_FILES, adapters, base_model
+from visual_grpo.adapter_folder import adapter_digest, check_weights, modules_of, read_facts, weights_digest
 from visual_grpo.common.errors import UserError
-from visual_grpo.config.adapter_folder import adapter_digest, check_weights, modules_of, read_facts, weights_digest
 from visual_grpo.operations.lineage import DIFFERS, find_subject, lines
 from visual_grpo.tracking import registry
 from visual_grpo.tracking.adapter_lookup import Registered, find_adapters, find_start

@@ -28,15 +28,6 @@ def test_commit_and_state(project: Path) -> None:
     assert run_context.git_tags(project)["git.state"] == "dirty"
 
 
-def test_a_run_that_goes_on_keeps_its_first_tags_and_has_later_ones_beside_them() -> None:
-    first = {"command": "train", "git.commit": "a", "git.state": "clean"}
-    assert run_context.resumed({}, first) == first
-    again = run_context.resumed(first, {**first, "command": "go on"})
-    assert again == {**first, "resumed.command": "go on"}
-    third = run_context.resumed(again, {"command": "go further", "git.commit": "b", "git.state": "clean"})
-    assert third == {**first, "resumed.command": "go on\ngo further", "resumed.git.commit": "b"}
-
-
 def test_the_changes_applied_to_the_commit_give_the_same_files(project: Path, tmp_path: Path) -> None:
     assert (run_context.git_tags(tmp_path), run_context.changes(tmp_path)) == ({}, b""), "without git"
     assert run_context.changes(project) == b""

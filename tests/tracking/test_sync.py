@@ -19,7 +19,7 @@ from PIL import Image
 from tests.evaluation.test_verdict import entry as an_entry
 from tests.tracking.conftest import Project, crash
 from tests.tracking.toy_adapters import adapters, base_model
-from visual_grpo.config.adapter_folder import FACTS, adapter_digest, read_facts
+from visual_grpo.adapter_folder import FACTS, adapter_digest, read_facts
 from visual_grpo.evaluation.verdict import change, summarise
 from visual_grpo.operations.training_command import show_replaced
 from visual_grpo.tracking import sync

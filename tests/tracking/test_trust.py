@@ -16,9 +16,9 @@ from pydantic import BaseModel, ValidationError
 from tests.evaluation.defaults import parameters
 from tests.tracking.conftest import Project
 from tests.tracking.toy_adapters import adapters, base_model
+from visual_grpo.adapter_folder import adapter_digest
 from visual_grpo.common.errors import UserError
 from visual_grpo.config import Parameters
-from visual_grpo.config.adapter_folder import adapter_digest
 from visual_grpo.config.schema import merged
 from visual_grpo.config.stated import parameters_digest, reaching
 from visual_grpo.hooks.cli import parsed

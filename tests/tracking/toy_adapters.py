@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.evaluation.defaults import parameters
+from visual_grpo.adapter_folder import BEST, FACTS, HELD_OUT, HISTORY, LAST, weight_sums
 from visual_grpo.common.digests import content_digest
 from visual_grpo.config import Parameters
-from visual_grpo.config.adapter_folder import BEST, FACTS, HELD_OUT, HISTORY, LAST, weight_sums
 
 MODULE_FILES = {"ar": "adapter_model.safetensors", "dit": "pytorch_lora_weights.safetensors"}
 

@@ -26,10 +26,11 @@ from visual_grpo.config import SignalCheckConfig
 from visual_grpo.evaluation.alarm import HackingMonitor
 from visual_grpo.evaluation.samples import image_seed
 from visual_grpo.grpo.trainer import GRPOTrainer
-from visual_grpo.models.family import find_family
+from visual_grpo.models.families.sd3 import Sd3Options
+from visual_grpo.models.family import NoOptions, find_family
 from visual_grpo.models.run_spec import RunSpec
 from visual_grpo.training.resuming import resumed_run
-from visual_grpo.training.run import Callbacks, TrainingRun
+from visual_grpo.training.run import Callbacks, TrainingRun, _may_be_raised
 
 
 class TokenModel(ToyTokenPolicy):
@@ -231,7 +232,22 @@ def test_prompts_that_the_model_cuts_are_counted_before_the_training(
     long = [replace(record, prompt=f"one two three four {word}") for record, word in zip(RECORDS, "abab", strict=False)]
     (note,) = said([*RECORDS[4:], *long])
     assert "Warning: 2 of 7 prompts (the 3 longest were looked at) have more tokens than the model reads" in note
-    assert "Of 'one two three four a'... it reads 4 of 5 tokens" in note
+    assert note.endswith("Of 'one two three four a'... it reads 4 of 5 tokens. Shorten them.")
+
+
+@pytest.mark.parametrize(
+    ("options", "limit", "may"),
+    [
+        (Sd3Options(max_sequence_length=77), 77, True),
+        (Sd3Options(), 77, False),  # CLIP's, where there is no T5.
+        (Sd3Options(max_sequence_length=512), 512, False),
+        (NoOptions(), 4, False),
+    ],
+)
+def test_more_tokens_are_advised_where_the_option_sets_the_limit_and_can_be_higher(
+    options: Any, limit: int, may: bool
+) -> None:
+    assert _may_be_raised(options, limit) == may
 
 
 @pytest.mark.parametrize(

@@ -1,1 +1,1 @@
-"""Errors, files, console, devices, processes and images: used by every other package."""
+"""Types, errors, files, console, devices, processes and images: used by every other package."""

@@ -13,7 +13,7 @@ from visual_grpo.config.policy import (
     SignalCheckConfig,
 )
 from visual_grpo.config.rewards import RewardConfig
-from visual_grpo.config.schema import BESIDE_FLOW, Parameters, flatten, merged
+from visual_grpo.config.schema import ON_REQUEST, Parameters, flatten, merged
 from visual_grpo.config.training import (
     AlarmConfig,
     ControlConfig,

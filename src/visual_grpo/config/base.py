@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
@@ -56,7 +57,7 @@ class Strict(BaseModel):
     @classmethod
     def _numbers_are_no_switches(cls, value: Any, info: ValidationInfo) -> Any:
         """Python, and pydantic with it, would read true as 1."""
-        types = _types(cls.model_fields[str(info.field_name)].annotation)
+        types = _types_of(cls, str(info.field_name))
         parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else [value]
         if types & {int, float} and bool not in types and any(isinstance(part, bool) for part in parts):
             raise ValueError("should be a number, not true or false")
@@ -65,6 +66,11 @@ class Strict(BaseModel):
 
 class OnRequest(Strict, decides=Decides.NOTHING):
     """A section of a pipeline outside the data flow: no result of the flow depends on it."""
+
+
+@cache
+def _types_of(section: type[BaseModel], field: str) -> set[Any]:
+    return _types(section.model_fields[field].annotation)
 
 
 def _types(annotation: Any) -> set[Any]:

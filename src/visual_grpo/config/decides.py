@@ -23,7 +23,7 @@ class Decides(Flag):
 
     NOTHING = 0
     CONTENT = auto()
-    """What is read: the records hold a digest of its content, so its name and its place do not matter."""
+    """What is read: a provenance has a digest of its content, so its name and its place do not matter."""
     ASKED = auto()
     """Which samples are generated and judged: their number, their seed, the settings of the controls."""
     SAMPLES = auto()

@@ -11,9 +11,9 @@ from pydantic import AfterValidator, Field, field_validator
 from visual_grpo.common.digests import plain_dataset
 from visual_grpo.config.base import AdapterName, Name, NotEmpty, OnRequest, Stated, Strict, Words
 from visual_grpo.config.data import DataChecks
-from visual_grpo.config.presets import ROOT
+from visual_grpo.config.places import ROOT
 
-FLOW = ("starter", "data_preparation", "baseline", "train", "evaluate")
+DATA_FLOW = ("starter", "data_preparation", "baseline", "train", "evaluate")
 """The pipelines of the data flow, in their order."""
 Seed = Field(0, ge=0, lt=2**31, description="seed of the generated samples")
 Sampler = Literal["rollout", "eval"]

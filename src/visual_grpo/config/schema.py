@@ -83,7 +83,7 @@ class Parameters(Strict):
     )
     trust: Annotated[list[str], Decides.NOTHING] = Field(
         [],
-        description="digest, or digests, of other people's folders whose records may name code, addresses, files and"
+        description="digest, or digests, of other people's folders whose provenance may name code, addresses, files and"
         " variables: at least 32 hex digits, as the error message shows; null = none",
     )
     generate: GenerateConfig = GenerateConfig()
@@ -299,7 +299,10 @@ class Parameters(Strict):
         return made
 
 
-BESIDE_FLOW = ("run", *(name for name, field in Parameters.model_fields.items() if _is_on_request(field.annotation)))
+ON_REQUEST = (
+    "run",
+    *(name for name, field in Parameters.model_fields.items() if _is_on_request(field.annotation)),
+)
 """Parameters and sections of the pipelines outside the data flow, which no result of the flow depends on."""
 
 

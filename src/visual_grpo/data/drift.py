@@ -19,11 +19,11 @@ import numpy as np
 from pydantic import ValidationError
 from scipy import ndimage, stats
 
+from visual_grpo.adapter_folder import DATA_PROFILE
 from visual_grpo.common.errors import UserError, counted
 from visual_grpo.common.images import read_image
 from visual_grpo.common.videos import frame_name
 from visual_grpo.config import DataChecks, Strict
-from visual_grpo.config.adapter_folder import DATA_PROFILE
 from visual_grpo.data.manifest import RecordTable
 from visual_grpo.data.splits import prompt_key
 

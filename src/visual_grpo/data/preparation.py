@@ -324,7 +324,10 @@ def ad_hoc_records(path: str, data: DataConfig, parameter: str) -> Iterator[Reco
     time of the block. A dataset of the hub other than the one at ``data.path`` is read at its main branch."""
     no_splits = {"split": ALL, "held_out_split": None, "eval_share": 0.0, "held_out_share": 0.0, "sealed_share": 0.0}
     changes = {"layout": "auto", "columns": ColumnsConfig(), **no_splits}
-    changes |= {} if path == data.path else {"revision": None, "config": None}
+    if path == data.path:
+        parameter = data.parameter  # Messages are about data.config, too.
+    else:
+        changes |= {"revision": None, "config": None}
     config = data.model_copy(update=changes).at(path, parameter)
     with TemporaryDirectory() as folder:
         manifest = Path(folder) / "records.parquet"

@@ -19,8 +19,8 @@ from typing import Any
 import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
+from visual_grpo.adapter_folder import REWARD_CODE
 from visual_grpo.config import flatten
-from visual_grpo.config.adapter_folder import CODE
 from visual_grpo.evaluation.comparison import EVAL_SAMPLER
 from visual_grpo.evaluation.pictures import data_uri
 from visual_grpo.evaluation.plots import Curves
@@ -51,6 +51,12 @@ _LINEAGE = {
     "samples": "training samples",
 }
 """Facts of a training (``training.json``) in the order of the page, and their names there."""
+_SAMPLERS = {
+    "eval": "plain pipeline (sampling.eval)",
+    "rollout": "tokens as in training (sampling.rollout)",
+    "sde": "noise as in training (sde)",
+}
+"""Name of a sampler -> what it is, with its parameter where it has one."""
 _LONG = 120
 """Characters of a value in the lineage."""
 REMOVED = "removed"
@@ -137,7 +143,7 @@ def _template() -> Template:
         "hyphenated": lambda name: name.replace("_", "-"),
         "short": lambda value: f"{value[:12]}…" if re.fullmatch(r"[0-9a-f]{20,}", value) else value,
         "number": format,
-        "sampler": _parameter_of,
+        "sampler": _in_words,
     }
     return environment.get_template("report.html.j2")
 
@@ -164,9 +170,9 @@ def _removed(parameters: Mapping[str, Any], before: Mapping[str, Any]) -> list[s
     return list(dict.fromkeys(gone))
 
 
-def _parameter_of(sampler: str) -> str:
-    """Returns the parameter of a sampler, so that ``eval`` means the prompts alone."""
-    return f"sampling.{sampler}" if sampler in ("eval", "rollout") else sampler
+def _in_words(sampler: str) -> str:
+    """Says what a sampler is, with its parameter; ``eval`` alone means the prompts. A control keeps its name."""
+    return _SAMPLERS.get(sampler, sampler)
 
 
 def _source(name: str) -> str:
@@ -194,7 +200,7 @@ def _lineage(evaluation: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for name in dict.fromkeys([*_LINEAGE, *training]):
         value = training.get(name)
         if isinstance(value, str | int | float) and len(str(value)) <= _LONG:
-            shown = f"{name} in training" if name.startswith(CODE) else name.replace("_", " ")
+            shown = f"{name} in training" if name.startswith(REWARD_CODE) else name.replace("_", " ")
             yield _LINEAGE.get(name, shown), f"{value:.4g}" if isinstance(value, float) else str(value)
     for name, shown in {"adapter": "adapter folders", "seed": "evaluation seed"}.items():
         if evaluation.get(name) is not None:
@@ -260,7 +266,7 @@ def _card(row: Mapping[str, Any], baseline: Path, trained: Path, side: int) -> d
     return {
         "prompt": row["prompt"],
         "split": row["split"],
-        "sampler": _parameter_of(row["sampler"]),
+        "sampler": _in_words(row["sampler"]),
         "index": row["index"],
         "given": [(name, data_uri(baseline / path, side)) for name, path in given(row).items()],
         "baseline": data_uri(baseline / row["file_baseline"], side),

@@ -54,7 +54,7 @@ class Curves:
 
 def training_curves(history: pd.DataFrame, base: float | None) -> list[Curves]:
     """Plots the reward and those `METRICS` that the history has; ``base`` is the base model's evaluation (step 0)."""
-    caption = "Mean total. Training samples at sampling.rollout; eval prompts at sampling.eval, step 0 = base."
+    caption = "Mean total. Training samples as in training, eval prompts by the plain pipeline; step 0 = base."
     curves = [Curves(title="Reward", caption=caption, figure=_reward(history, base))]
     for metric, (title, caption) in METRICS.items():
         found = columns_of(history, metric)

@@ -13,10 +13,10 @@ import numpy as np
 import pandas as pd
 from PIL import Image, ImageOps
 
+from visual_grpo.adapter_folder import AGAIN, HISTORY, STEP
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.videos import SUFFIX
 from visual_grpo.config import EvaluationConfig, flatten
-from visual_grpo.config.adapter_folder import AGAIN, HISTORY
 from visual_grpo.evaluation import plots
 from visual_grpo.evaluation.alarm import shown_alarms
 from visual_grpo.evaluation.comparison import EVAL_SAMPLER, compare, compare_controls, join, retotalled
@@ -77,9 +77,11 @@ def write_report(
         pair_sheet(chosen["samples"], baseline, trained).save(folder / "samples.png")
     text = json.dumps(evaluation, indent=2, ensure_ascii=False)
     (folder / "evaluation.json").write_text(text, encoding="utf-8")
-    alarms = shown_alarms(evaluation.get("training", {}), adapters)
-    shown = _filmed(pairs, evaluation.get("training", {}).get("film", ()))
-    filmed = {"columns": film(adapters, shown, baseline), "prompts": list(shown["prompt"])}
+    facts = evaluation.get("training", {})
+    alarms = shown_alarms(facts, adapters)
+    shown = _filmed(pairs, facts.get("film", ()))
+    judged = facts.get(STEP.get(facts.get("adapter", "")))
+    filmed = {"columns": film(adapters, shown, baseline, trained, judged), "prompts": list(shown["prompt"])}
     page = render(evaluation, baseline, trained, pairs, chosen, curves, alarms, filmed, defaults)
     (folder / "evaluation.html").write_text(page, encoding="utf-8")
 
@@ -92,23 +94,30 @@ def read_history(folder: Path) -> pd.DataFrame:
         raise UserError(f"{folder} has no {HISTORY}, the curves of its training. {AGAIN}") from error
 
 
-def film(adapters: Path | None, shown: pd.DataFrame, baseline: Path) -> list[tuple[str, str]]:
+def film(
+    adapters: Path | None, shown: pd.DataFrame, baseline: Path, trained: Path, judged: int | None = None
+) -> list[tuple[str, str]]:
     """Returns columns of pictures, each with its caption and as a data URI: of the pairs ``shown`` what is given and
-    the base model's sample, then the samples after those training steps that left them."""
+    the base model's sample, then the samples after training steps, the ``judged`` one marked."""
     files = [] if adapters is None else sorted(adapters.glob("film-*.png"))
-    chosen = np.unique(np.linspace(0, len(files) - 1, min(FILM_STEPS, len(files))).round().astype(int))
-    steps = [(f"step {int(files[i].stem.removeprefix('film-'))}", data_uri(files[i], FILM_SIDE)) for i in chosen]
-    rows = [given(row) | {"base": row["file_baseline"]} for row in shown.to_dict("records")] if steps else []
-    sizes = [scaled(of_file(baseline / row["base"])).size for row in rows]
-    before = {
-        name: [
-            [ImageOps.pad(of_file(baseline / row[name]), size, color=PAPER)]
-            for row, size in zip(rows, sizes, strict=True)
-        ]
+    spaced = np.unique(np.linspace(0, len(files) - 1, min(FILM_STEPS, len(files))).round().astype(int))
+    steps = {int(files[i].stem.removeprefix("film-")): data_uri(files[i], FILM_SIDE) for i in spaced}
+    rows = [
+        {name: baseline / file for name, file in (given(row) | {"base": row["file_baseline"]}).items()}
+        | {"chosen": trained / row["file_trained"]}
+        for row in (shown.to_dict("records") if steps else ())
+    ]
+    sizes = [scaled(of_file(row["base"])).size for row in rows]
+    columns = {
+        name: [[ImageOps.pad(of_file(row[name]), size, color=PAPER)] for row, size in zip(rows, sizes, strict=True)]
         for name in (rows[0] if rows else ())
         if all(name in row for row in rows)
     }
-    return [*((name, encoded([table(cells)], FILM_SIDE)) for name, cells in before.items()), *steps]
+    pictures = {name: encoded([table(cells)], FILM_SIDE) for name, cells in columns.items()}
+    if (chosen := pictures.pop("chosen", None)) is not None and judged is not None:
+        steps[judged] = chosen  # A step between those that left samples, or the same samples again.
+    marked = {f"step {step}{' (chosen)' * (step == judged)}": steps[step] for step in sorted(steps)}
+    return [*(pictures | marked).items()]
 
 
 def _filmed(pairs: pd.DataFrame, ids: Sequence[str]) -> pd.DataFrame:

@@ -85,27 +85,11 @@ class GRPOTrainer(Generic[T]):
         config, optimizer, region = self.config, self.optimizer, self.optimizer.trust_region
         batches, step, updates = self.build_batches(informative), self.step + 1, list[UpdateMetrics]()
         for number in range(config.updates_per_rollout):
-            taken = [batch.of_update(number) for batch in batches]
-            policy_loss = PolicyLoss(config, taken)
+            taken, stats = [batch.of_update(number) for batch in batches], UpdateMetrics()
             on_policy = all(earlier.skipped for earlier in updates)  # The weights are still those that sampled.
-            stats, own = UpdateMetrics(), UpdateMetrics()
             marks = phase(f"{self.module}: replay and gradient")
             with clock.timed("update"), marks, optimizer.skipping_non_finite(stats):
-                with optimizer.gradient_sums():
-                    with ranks.gathering(own) as every_rank:
-                        for batch, rows, decisions in self.replay(taken, on_policy=on_policy):
-                            loss, metrics, counted = policy_loss(decisions, batch, rows)
-                            if on_policy:
-                                own.record_gap(decisions.gap(), counted)
-                            own.record(loss, metrics, counted)
-                            if not math.isfinite(value := float(loss.detach())):
-                                own.failure = non_finite(value, "loss", step, batch.prompt_ids(rows))
-                                break
-                            optimizer.backward(loss)
-                    for rank in every_rank:
-                        stats.join(rank)
-                    if stats.failure is not None:
-                        raise stats.failure
+                self._add_gradients(taken, stats, on_policy=on_policy)
                 if not updates and not self._ratio_checked:  # Later updates no longer start from the rollout's policy.
                     rounding = max(batch.rollout.rounding for batch in batches)
                     mean_gap = stats.means()[SAMPLER_GAP]
@@ -122,6 +106,28 @@ class GRPOTrainer(Generic[T]):
         self.step = step
         drawn = [(part.rollout, part.scores) for part in scored]
         return step_metrics(step, drawn, batches, updates, clock, config, replays=self.replay_is_old)
+
+    def _add_gradients(self, batches: Sequence[TrainBatch[T]], stats: UpdateMetrics, *, on_policy: bool) -> None:
+        """Adds the gradient of the loss over the rows of all ranks to the parameters', and its metrics to ``stats``.
+
+        Raises NonFiniteLossError if a loss is not finite on any rank.
+        """
+        policy_loss, own = PolicyLoss(self.config, batches), UpdateMetrics()
+        with self.optimizer.gradient_sums():
+            with ranks.gathering(own) as every_rank:
+                for batch, rows, decisions in self.replay(batches, on_policy=on_policy):
+                    loss, metrics, counted = policy_loss(decisions, batch, rows)
+                    if on_policy:
+                        own.record_gap(decisions.gap(), counted)
+                    own.record(loss, metrics, counted)
+                    if not math.isfinite(value := float(loss.detach())):
+                        own.failure = non_finite(value, "loss", self.step + 1, batch.prompt_ids(rows))
+                        break
+                    self.optimizer.backward(loss)
+            for rank in every_rank:
+                stats.join(rank)
+            if stats.failure is not None:
+                raise stats.failure
 
     def replay(
         self, batches: Sequence[TrainBatch[T]], *, on_policy: bool = False

@@ -16,7 +16,7 @@ from kedro.pipeline.node import Node
 
 from visual_grpo.common import console
 from visual_grpo.common.files import from_here
-from visual_grpo.config.pipelines import FLOW
+from visual_grpo.config.pipelines import DATA_FLOW
 from visual_grpo.data.datasets import path_of
 from visual_grpo.evaluation import verdict
 from visual_grpo.hooks.inputs_and_outputs import about
@@ -66,23 +66,23 @@ class EndingHooks:
 
 def _next(made: Mapping[str, Mapping[str, Any]], catalog: CatalogProtocol, report: Path | None) -> str | None:
     """Returns the command of the next pipeline of the data flow, with those before it whose results are not there."""
-    done = [FLOW.index(entry["made_by"]) for entry in made.values() if entry.get("made_by") in FLOW]
+    done = [DATA_FLOW.index(entry["made_by"]) for entry in made.values() if entry.get("made_by") in DATA_FLOW]
     if not done:
         return None
-    if max(done) == len(FLOW) - 1:
+    if max(done) == len(DATA_FLOW) - 1:
         return "make ui" if report is None else f"open {report.as_uri()} (make ui shows all runs)"
     command = Command.current().without("resume")
     # A baseline for an earlier adapter is generated to judge it, not to train a new one.
     judges = "adapter" in command.parameters
-    following = len(FLOW) - 1 if judges else max(done) + 1
+    following = len(DATA_FLOW) - 1 if judges else max(done) + 1
     lacking = {
         maker
         for name in catalog
-        if (maker := about(catalog, name).get("made_by")) in FLOW[:following]
+        if (maker := about(catalog, name).get("made_by")) in DATA_FLOW[:following]
         and not (judges and maker == "train")
         and not _is_on_disk(catalog, name)
     }
-    names = ",".join([*filter(lacking.__contains__, FLOW), FLOW[following]])
+    names = ",".join([*filter(lacking.__contains__, DATA_FLOW), DATA_FLOW[following]])
     return str(command.for_pipeline(names))
 
 

@@ -15,7 +15,7 @@ from kedro.pipeline.node import Node
 from visual_grpo.common import files
 from visual_grpo.common.errors import UserError
 from visual_grpo.config import Parameters
-from visual_grpo.config.pipelines import FLOW
+from visual_grpo.config.pipelines import DATA_FLOW
 from visual_grpo.data.datasets import PATH, FolderDataset, RecordsDataset, path_of, require_path
 from visual_grpo.operations.command import Command
 
@@ -93,5 +93,5 @@ def tags_of(pipeline: Pipeline) -> set[str]:
 def _missing_error(missing: list[str], catalog: CatalogProtocol) -> UserError:
     makers = {name: about(catalog, name).get("made_by", "nothing in this project") for name in missing}
     lines = [f"  {name} ({path_of(catalog, name)}), made by {maker}" for name, maker in makers.items()]
-    named = sorted({*makers.values()} & {*pipelines}, key=[*FLOW, *pipelines].index)
+    named = sorted({*makers.values()} & {*pipelines}, key=[*DATA_FLOW, *pipelines].index)
     return UserError("\n".join(["Inputs of this pipeline are missing:", *lines]), remedy=",".join(named) or None)

@@ -14,16 +14,17 @@ from kedro.io import CatalogProtocol
 from kedro.pipeline import Pipeline
 from omegaconf import OmegaConf
 
+from visual_grpo.adapter_folder import BASE, LATEST, NONE, read_facts
 from visual_grpo.common import console
 from visual_grpo.common.digests import digest_once
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.hub import added_up, in_all
 from visual_grpo.common.processes import is_rank
 from visual_grpo.config import Parameters
-from visual_grpo.config.adapter_folder import BASE, LATEST, NONE, read_facts
 from visual_grpo.config.credentials import find_secrets
 from visual_grpo.config.pipelines import CHAMPION
-from visual_grpo.config.presets import LISTED, OUTPUT, PRESETS, use_catalog
+from visual_grpo.config.places import OUTPUT, use_catalog
+from visual_grpo.config.presets import LISTED, PRESETS
 from visual_grpo.config.schema import Resume, validate
 from visual_grpo.data.datasets import require_path
 from visual_grpo.hooks.inputs_and_outputs import tags_of
@@ -237,8 +238,7 @@ def _same_or_fresh(spec: RunSpec, pipeline: Pipeline, catalog: CatalogProtocol, 
         )
     parameters, base_model, records = spec.config, catalog.load("base_model"), catalog.load("records")
     start = start_of_training(parameters.train.start, latest)
-    digest = None if start is None else start_digest(start)
-    now = made_with.of(spec, base_model, records.digest, digest)
+    now = made_with.of(spec, base_model, records.digest, start_digest(start))
     why = resuming.why_another(Path(parameters.tracking.checkpoints), now)
     if why is not None:
         console.note(f"Starting at step 1: {why}")

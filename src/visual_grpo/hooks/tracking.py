@@ -17,13 +17,14 @@ from kedro.io import CatalogProtocol
 from kedro.pipeline import Pipeline
 from kedro.pipeline.node import Node
 
+from visual_grpo import provenance
+from visual_grpo.adapter_folder import adapter_digest, read_facts
 from visual_grpo.common import console
-from visual_grpo.common.errors import UserError, counted, user_error
+from visual_grpo.common.errors import UserError, user_error
 from visual_grpo.config import Parameters, flatten
-from visual_grpo.config.adapter_folder import adapter_digest, read_facts
 from visual_grpo.config.decides import Decides, decides
-from visual_grpo.config.pipelines import FLOW
-from visual_grpo.config.presets import UNNAMED_ENVIRONMENTS
+from visual_grpo.config.pipelines import DATA_FLOW
+from visual_grpo.config.places import UNNAMED_ENVIRONMENTS
 from visual_grpo.config.stated import parameters_digest
 from visual_grpo.data.datasets import require_path
 from visual_grpo.hooks.inputs_and_outputs import tags_of
@@ -38,7 +39,7 @@ from visual_grpo.tracking.trust import PARAMETERS
 
 log = logging.getLogger(__name__)
 
-_MOST_CHANGES = 3
+_MOST_CHANGES = 2
 """Changed parameters in a name."""
 _LONGEST_VALUE = 40
 
@@ -87,7 +88,7 @@ class TrackingHooks:
             return
         earlier_tags = {} if resumed is None else resumed.provenance
         earlier_tags = {name: value for name, value in earlier_tags.items() if name.startswith(TAGGED)}
-        tracker.tags(run_context.resumed(earlier_tags, run_context.tags(self._project_path)))
+        tracker.tags(provenance.continued(earlier_tags, run_context.tags(self._project_path)))
         if trains:
             tracker.own(PARAMETERS, parameters_digest(config.public()))
         tracker.params(training_params(config.public()))
@@ -144,46 +145,30 @@ def run_name(
     environment: str | None,
     changed: Mapping[str, Any],
 ) -> str:
-    """Names a run: ``kl_weight=0.1 seed 0 ar+dit grpo 80 steps lr7e-4+6e-4``; without a training ``seed 0 baseline``.
+    """Names a run: ``kl_weight=0.1 ar+dit``; without a training ``seed=1 baseline``.
 
-    What distinguishes the run comes first, since tables cut long names.
+    MLflow's table shows about 24 characters, so what distinguishes the run comes first, and its tag ``changed`` has the
+    rest.
 
     Args:
         modules: those that are trained; () = none.
         environment: Kedro's; None = the default one.
-        changed: `changed_parameters`; they come first, by the last part of their names.
+        changed: `changed_parameters`; they are called by the last part of their names.
     """
-    rates = dict.fromkeys(_scientific(config.grpo_of(module).learning_rate) for module in modules)
-    ordered = [name for name in FLOW if name in pipelines] + sorted(set(pipelines) - set(FLOW))
+    ordered = [name for name in DATA_FLOW if name in pipelines] + sorted(set(pipelines) - set(DATA_FLOW))
     # Words of the name, after the parameters that they show.
     always = {
-        "seed": "",
-        "train.seed": f"seed {config.training_seed if modules else config.seed}",
         "environment": environment or "",
         "data.path": "" if config.data_is_rendered else Path(config.data.path).name,
         "policy.train": "+".join(modules or ordered),
         "policy.stages": "joint" if config.policy.stages == "joint" and len(modules) > 1 else "",
     }
-    settings = {
-        "grpo.loss": config.grpo.loss,
-        "grpo.steps": counted(config.grpo.steps, "step"),
-        ".learning_rate": f"lr{'+'.join(rates)}",  # Also a module's own.
-    }
-    unnamed = [name for name in changed if name not in always and not name.endswith(tuple(settings))]
-    changes = [f"{name.rpartition('.')[2]}={_short(changed[name])}" for name in unnamed[:_MOST_CHANGES]]
-    more = ["..."] if len(unnamed) > _MOST_CHANGES else []
-    first = [word for name, word in settings.items() if modules and any(one.endswith(name) for one in changed)]
-    last = [word for word in settings.values() if modules and word not in first]
-    return " ".join(filter(None, [*first, *changes, *more, *always.values(), *last]))
+    changes = [f"{name.rpartition('.')[2]}={_short(value)}" for name, value in changed.items() if name not in always]
+    more = ["..."] if len(changes) > _MOST_CHANGES else []
+    return " ".join(filter(None, [*changes[:_MOST_CHANGES], *more, *always.values()]))
 
 
 def _short(value: object) -> str:
     """As ``--params`` takes it: null, not None."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return shorten(text, _LONGEST_VALUE, placeholder="...")
-
-
-def _scientific(number: float) -> str:
-    """0.0007 -> 7e-4."""
-    mantissa, exponent = f"{number:.2e}".split("e")
-    return f"{float(mantissa):g}e{int(exponent)}"

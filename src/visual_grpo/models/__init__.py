@@ -1,1 +1,1 @@
-"""Policies behind one protocol: rollout, and replay with gradient."""
+"""Loads models and LoRA, and makes them policies behind one protocol: rollout, and replay with gradient."""

@@ -10,11 +10,11 @@ from typing import Any
 import pandas as pd
 
 from visual_grpo import provenance
+from visual_grpo.adapter_folder import NONE, REWARD_CODE, REWARD_COMMIT, REWARD_FILE, modules_of, read_facts
 from visual_grpo.common import console
 from visual_grpo.common.errors import UserError, counted
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import Parameters
-from visual_grpo.config.adapter_folder import CODE, COMMIT, FILE, NONE, modules_of, read_facts
 from visual_grpo.config.decides import Decides
 from visual_grpo.data.manifest import RecordTable, prompt_hash, read_seen
 from visual_grpo.data.splits import HELD_OUT
@@ -134,15 +134,15 @@ def judge_differences(candidate: ComparedModel, now: provenance.Provenance) -> l
     return _score_differences(_rewards_of(candidate.facts, candidate), _rewards_of(now, candidate))
 
 
-def _rewards_of(record: provenance.Provenance, model: ComparedModel) -> dict[str, Any]:
+def _rewards_of(training: provenance.Provenance, model: ComparedModel) -> dict[str, Any]:
     """Returns what scores and totals of ``model``'s modules depend on, with the weights that they have."""
-    config = Parameters.model_validate(record["parameters"])
+    config = Parameters.model_validate(training["parameters"])
     weights, tree = config.weights(modules_of(model.adapters)), config.public()["rewards"]
     learned = [name for name, reward in config.rewards.items() if not reward.judge]  # No judge changes an adapter.
     digests = {
         entry: digest
-        for entry, digest in record.items()
-        for kind in (CODE, FILE, COMMIT)
+        for entry, digest in training.items()
+        for kind in (REWARD_CODE, REWARD_FILE, REWARD_COMMIT)
         if entry.startswith(kind) and entry.removeprefix(kind).partition(": ")[0] in learned
     }
     return {"parameters": {"rewards": {name: tree[name] | {"weight": weights[name]} for name in learned}}, **digests}

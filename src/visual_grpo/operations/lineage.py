@@ -20,14 +20,14 @@ import huggingface_hub
 from huggingface_hub import constants
 from huggingface_hub.errors import LocalEntryNotFoundError, RevisionNotFoundError
 
+from visual_grpo.adapter_folder import CHANGES, adapter_digest, read_facts, weight_sums
 from visual_grpo.common import console
 from visual_grpo.common.digests import content_digest, digest_once, on_hub
 from visual_grpo.common.errors import UserError, counted
 from visual_grpo.common.hub import REFUSALS, refusal
 from visual_grpo.common.processes import ProgramError, git
 from visual_grpo.common.quiet_libraries import silence_libraries
-from visual_grpo.config.adapter_folder import CHANGES, adapter_digest, read_facts, weight_sums
-from visual_grpo.config.presets import place
+from visual_grpo.config.places import place
 from visual_grpo.data.manifest import RecordTable
 from visual_grpo.models.lora_lookup import cached_lora
 from visual_grpo.operations.command import render

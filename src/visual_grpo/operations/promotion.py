@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from visual_grpo.adapter_folder import NONE, weights_digest
 from visual_grpo.common import console
 from visual_grpo.common.errors import UserError, counted
 from visual_grpo.common.files import require_no_links
 from visual_grpo.config import Parameters, PromotionConfig
-from visual_grpo.config.adapter_folder import NONE, weights_digest
 from visual_grpo.data.manifest import RecordTable
 from visual_grpo.data.splits import HELD_OUT, SEALED
 from visual_grpo.evaluation.gate import decide, subgroups_of

@@ -16,27 +16,23 @@ from PIL.Image import Image
 from torch import Tensor
 
 from visual_grpo import provenance
+from visual_grpo.adapter_folder import CHANGES, FACTS, HELD_OUT, read_facts
 from visual_grpo.common import console
 from visual_grpo.common.digests import file_digest
 from visual_grpo.common.errors import UserError, counted
 from visual_grpo.common.phases import Watcher, watched_by
 from visual_grpo.common.processes import Stopped
 from visual_grpo.common.types import PromptRecord, Sample, StepMetrics
-from visual_grpo.config import Parameters
-from visual_grpo.config.adapter_folder import ADJUSTED, CHANGES, FACTS, HELD_OUT, START_RUN, read_facts
 from visual_grpo.data.manifest import RecordTable, read_seen, write_seen
 from visual_grpo.data.splits import SEALED, SPLITS
 from visual_grpo.evaluation.alarm import picture_of
 from visual_grpo.evaluation.pictures import caption, grid, of_file, of_sample, scaled, table
 from visual_grpo.operations.command import APART, Command, is_stage_of_dvc
-from visual_grpo.operations.reproduction.repeat import mixed_parts
 from visual_grpo.rewards.combine import RewardSet
-from visual_grpo.tracking import run_context
 from visual_grpo.tracking.adapter_lookup import training_run
 from visual_grpo.tracking.model_card import CARD, model_card
 from visual_grpo.tracking.sync import RUN_NAME, TRAINING_DIGEST, tracked
 from visual_grpo.tracking.tracker import ExtraLog, Tracker
-from visual_grpo.training import resuming
 from visual_grpo.training.run import SHOWN_EACH, Callbacks, Shown, TrainingRun
 from visual_grpo.training.run_checkpoints import Progress
 
@@ -188,35 +184,11 @@ def show_replaced(folder: Path, steps: int, run_id: str | None) -> None:
 
 def show_mixed(facts: Mapping[str, Any]) -> None:
     """Says of a resumed training with this provenance what keeps `reproduce` from repeating it."""
-    if mixed := mixed_parts(facts):
+    if mixed := provenance.mixed_parts(facts):
         console.note(
             f"Warning: this run goes on with different {'; '.join(mixed)}, so `reproduce` will not be able to repeat"
             " it. To train what it can repeat, start at step 1 (resume=never)."
         )
-
-
-def training_provenance(
-    config: Parameters,
-    now: provenance.Provenance,
-    command: Mapping[str, str],
-    start: Path | None,
-    resumed: resuming.ResumedRun | None,
-) -> dict[str, Any]:
-    """Returns the provenance of the adapters, with the commands that started and resumed their training.
-
-    ``now`` is the provenance without them, ``command`` what is known of this one (`RunContext.facts`).
-    """
-    of_result = {name: value for name, value in now.items() if name not in provenance.RUNTIME}
-    of_command = {**command, **{name: now[name] for name in provenance.RUNTIME}}
-    start_run = None if start is None or start.is_file() else read_facts(start).get("mlflow_run_id")
-    if start_run is not None:
-        of_command[START_RUN] = start_run
-    if resumed is None:
-        return {**of_result, **of_command}
-    adjusted = [*resumed.provenance.get(ADJUSTED, "").splitlines(), *resuming.adjusted(resumed, config.public())]
-    earlier = {name: value for name, value in resumed.provenance.items() if name not in of_result}
-    joined = run_context.resumed(earlier, of_command)
-    return {**of_result, **joined, **({ADJUSTED: "\n".join(adjusted)} if adjusted else {})}
 
 
 def complete_adapters(

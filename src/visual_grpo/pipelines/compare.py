@@ -8,10 +8,10 @@ from typing import Any
 from kedro.pipeline import Node, Pipeline
 
 from visual_grpo import provenance
+from visual_grpo.adapter_folder import modules_of
 from visual_grpo.common import console
 from visual_grpo.common.errors import UserError
 from visual_grpo.config import Parameters
-from visual_grpo.config.adapter_folder import modules_of
 from visual_grpo.config.decides import DEPENDS_ON
 from visual_grpo.data.manifest import RecordTable
 from visual_grpo.evaluation import report

@@ -8,10 +8,10 @@ from typing import Any
 from kedro.pipeline import Node, Pipeline
 
 from visual_grpo import provenance
+from visual_grpo.adapter_folder import adapter_digest, modules_of, read_facts
 from visual_grpo.common import console
 from visual_grpo.common.files import from_here, require_no_links
 from visual_grpo.config import EvaluationConfig
-from visual_grpo.config.adapter_folder import adapter_digest, modules_of, read_facts
 from visual_grpo.config.decides import DEPENDS_ON
 from visual_grpo.data.manifest import RecordTable
 from visual_grpo.evaluation import report
@@ -92,9 +92,9 @@ def compare_with_baseline(
     settings: EvaluationConfig, baseline: Path, trained: Path, adapters: Path
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns the evaluation (paired differences of every score, headline) and the headline's numbers."""
-    training, modules, digest = read_facts(adapters), modules_of(adapters), adapter_digest(adapters)
+    training, modules, identity = read_facts(adapters), modules_of(adapters), adapter_digest(adapters)
     now, before = provenance.read(trained, "evaluate"), provenance.read(baseline, "baseline")
-    provenance.require_made_from(now, trained, "evaluate", baseline=before["digest"], adapters=digest)
+    provenance.require_made_from(now, trained, "evaluate", baseline=before["digest"], adapters=identity)
     limits = limit_notes(report.read_history(adapters), training.get("parameters", {}), modules)
     early = training.get("stopped_early")
     stopped = [f"The training stopped early, after step {training['steps']}: {early}."] if early else []
@@ -108,7 +108,7 @@ def compare_with_baseline(
         seed=settings.seed,
         # A result should not depend on where it was made.
         adapter=", ".join(str(from_here(adapters / module)) for module in modules),
-        adapter_digest=digest,
+        adapter_digest=identity,
         modules=modules,
         depends_on=provenance.values(now, DEPENDS_ON["baseline"], rounding=False),
     )

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from pkgutil import resolve_name
+from textwrap import shorten
 
 from kedro.pipeline import Node, Pipeline
 
+from visual_grpo.adapter_folder import LATEST
 from visual_grpo.common import console
 from visual_grpo.common.errors import UserError, counted
 from visual_grpo.common.types import PromptRecord, Sample, TextSample
-from visual_grpo.config import DataConfig
-from visual_grpo.config.adapter_folder import LATEST
+from visual_grpo.config import DataConfig, Parameters
 from visual_grpo.config.pipelines import GenerateConfig
 from visual_grpo.data.preparation import ad_hoc_records
 from visual_grpo.evaluation.pictures import Painter, caption, grid, of_sample, save, suffix_of
 from visual_grpo.evaluation.samples import Request, generate_batches, requests
 from visual_grpo.models.run_spec import RunSpec
 from visual_grpo.rewards.build import negative_points
+from visual_grpo.starter.worlds import find_world
 from visual_grpo.tracking.adapter_lookup import adapters_or_base
 from visual_grpo.training import components
 
@@ -41,6 +45,8 @@ def create_pipeline() -> Pipeline:
 LISTED = "metadata.jsonl"
 """File, prompt and seed of each picture: an image folder, so that score reads it."""
 _SHEET_COLUMNS, _SHEET_MOST = 5, 100
+_LONGEST_LIST = 200
+"""Characters of the list of unknown words."""
 _NEEDS = {"i2i": "an edit needs an image to edit", "segmentation": "a query is about an image"}
 
 
@@ -50,6 +56,7 @@ def generate_for_prompts(spec: RunSpec, latest: Path, present: Path, draft: Path
     with _prompts(settings, parameters.data) as records:
         adapters = adapters_or_base(parameters.adapter, latest)
         _show_replaced(present, parameters.adapter, adapters)
+        _show_unknown_words(parameters, records)
         painter, model = negative_points(parameters.rewards), components.build_model(spec, adapters)
         sampler = getattr(parameters.sampling, settings.sampler)
         asked = requests(records, settings.samples, settings.seed)
@@ -74,6 +81,23 @@ def _show_replaced(folder: Path, name: str, adapters: Path | None) -> None:
         f"This replaces {counted(count, 'earlier picture')} in {folder}. To keep them, name a different folder for the"
         f" new ones: output=FOLDER,adapter={adapter}"
     )
+
+
+def _show_unknown_words(parameters: Parameters, records: Sequence[PromptRecord]) -> None:
+    """Names the words that the small model was not pretrained on."""
+    world = find_world(parameters.starter.world)
+    if not parameters.model_is_pretrained or world.texts is None:
+        return
+    known = _words(resolve_name(world.texts)(parameters.data.task))
+    if unknown := [word for word in _words(record.prompt for record in records) if word not in known]:
+        console.note(
+            f"Warning: the small base model was pretrained on rendered {world.name} and nothing else. It does not know:"
+            f" {shorten(', '.join(unknown), _LONGEST_LIST, placeholder=' ...')}"
+        )
+
+
+def _words(texts: Iterable[str]) -> dict[str, None]:
+    return dict.fromkeys(word for text in texts for word in re.findall(r"\w+", text))
 
 
 @contextmanager

@@ -9,10 +9,10 @@ from typing import Any
 from kedro.pipeline import Node, Pipeline
 
 from visual_grpo import provenance
+from visual_grpo.adapter_folder import weights_digest
 from visual_grpo.common import console
 from visual_grpo.common.errors import UserError
 from visual_grpo.config import Parameters
-from visual_grpo.config.adapter_folder import weights_digest
 from visual_grpo.data.manifest import RecordTable
 from visual_grpo.data.splits import HELD_OUT
 from visual_grpo.evaluation import report
@@ -69,7 +69,7 @@ def judge(
     settings = parameters.promotion
     registry = Registry.of(settings, parameters.output)
     candidate, champion = find_candidate(settings.candidate, latest, parameters), registry.champion()
-    digest = weights_digest(candidate.adapters)
+    weights = weights_digest(candidate.adapters)
     present = {"parameters": parameters.public(), **provenance.code(parameters), **made_with.weights(parameters)}
     if changed := judge_differences(candidate, present):
         raise UserError(
@@ -77,20 +77,20 @@ def judge(
             f" ({'; '.join(changed)}). Restore the code and leave such parameters out, or train again."
         )
     known: dict[str, Any] = {
-        "candidate": {"name": candidate.name, "digest": digest, "run_id": candidate.facts.get("mlflow_run_id")},
+        "candidate": {"name": candidate.name, "digest": weights, "run_id": candidate.facts.get("mlflow_run_id")},
         "champion": None if champion is None else {"version": champion.version, "digest": champion.weights},
         "promoted": False,
         "already": False,
         "stages": {},
     }
-    if champion is not None and champion.weights == digest:
+    if champion is not None and champion.weights == weights:
         sentence = f"{candidate.name} is already the champion, version {champion.version} of {registry.name}."
-        stages = earlier_stages(earlier_promotion, earlier_judgement, digest, draft)
+        stages = earlier_stages(earlier_promotion, earlier_judgement, weights, draft)
         return draft, known | {"promoted": True, "already": True, "sentence": sentence, "stages": stages}
     references = find_references(candidate, champion, parameters)
     if reason := refusal(settings, registry, candidate, references):
         return draft, known | {"sentence": f"Not promoted: {candidate.name} {reason}"}
-    excluding = digest, gate_settings(settings, parameters.evaluation)
+    excluding = weights, gate_settings(settings, parameters.evaluation)
     check_number_of_gates(settings.gates_per_year, registry, excluding)
     stages = judge_stages(parameters, records, candidate, references, draft)
     _write_report(parameters, candidate, stages, draft, next(iter(references)))
@@ -119,13 +119,13 @@ def _write_report(
 
 def promote(parameters: Parameters, latest: Path, promotion: Path, judgement: dict[str, Any]) -> dict[str, Any]:
     """Registers what was judged better as a version and moves the alias to it, last; returns what became of it."""
-    settings, digest = parameters.promotion, judgement["candidate"]["digest"]
+    settings, weights = parameters.promotion, judgement["candidate"]["digest"]
     registry = Registry.of(settings, parameters.output)
     adapters = find_candidate(settings.candidate, latest, parameters).adapters
     champion, judged_against = registry.champion(), judgement["champion"]
     now = None if champion is None else champion.weights
     # After a crash, the candidate may be champion already.
-    if weights_digest(adapters) != digest or now not in (judged_against and judged_against["digest"], digest):
+    if weights_digest(adapters) != weights or now not in (judged_against and judged_against["digest"], weights):
         raise UserError(
             "promote: candidate or champion has changed since the judgement. Judge again.", remedy="promote"
         )
@@ -139,8 +139,8 @@ def promote(parameters: Parameters, latest: Path, promotion: Path, judgement: di
         version = registry.register(adapters, sentences, stages).version
         registry.promote(version)
     # What is noted need not be judged again, so this comes last; also of a champion, where a kill left it undone.
-    if not judgement["already"] or not registry.is_judged(digest):
-        registry.note_gate(digest, gate_settings(settings, parameters.evaluation))
+    if not judgement["already"] or not registry.is_judged(weights):
+        registry.note_gate(weights, gate_settings(settings, parameters.evaluation))
     for line in sentences if judgement["promoted"] else sentences[1:]:
         console.note(line)
     if version is not None:

@@ -15,11 +15,11 @@ from huggingface_hub.errors import HfHubHTTPError, HTTPError  # type: ignore[att
 from kedro.pipeline import Node, Pipeline
 from safetensors import safe_open
 
+from visual_grpo.adapter_folder import adapter_digest, check_weights, modules_of, read_facts
 from visual_grpo.common import console
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.files import require_no_links
 from visual_grpo.config import Parameters
-from visual_grpo.config.adapter_folder import adapter_digest, check_weights, modules_of, read_facts
 from visual_grpo.config.pipelines import PublishConfig
 from visual_grpo.evaluation.verdict import lines
 from visual_grpo.tracking.adapter_lookup import find_adapters

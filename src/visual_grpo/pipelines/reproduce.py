@@ -7,10 +7,10 @@ from typing import Any
 
 from kedro.pipeline import Node, Pipeline
 
+from visual_grpo.adapter_folder import START_RUN, read_facts
 from visual_grpo.common import console
 from visual_grpo.common.errors import UserError
 from visual_grpo.config import Parameters
-from visual_grpo.config.adapter_folder import START_RUN, read_facts
 from visual_grpo.operations.reproduction.repeat import repeat, require_own
 from visual_grpo.tracking.adapter_lookup import find_adapters, find_start
 from visual_grpo.tracking.run_context import RunContext

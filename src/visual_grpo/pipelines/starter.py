@@ -1,4 +1,4 @@
-"""The node of the starter."""
+"""Makes the dataset and the base model to start from, or records the digest of the user's own model."""
 
 from __future__ import annotations
 
@@ -39,6 +39,12 @@ def build(starter: StarterConfig, data: DataConfig, model: ModelConfig, seed: in
     if data.path == starter.dataset:
         render_dataset(starter, data, seed)
     if model.path == starter.model:
+        if data.path != starter.dataset:
+            console.note(
+                f"Warning: the small base model is pretrained on rendered {find_world(starter.world).name} and nothing"
+                f" else. It only tests whether a training on {data.path} works. For usable pictures, name a released"
+                " model with model.path."
+            )
         digests: dict[str, Any] = pretrain_model(starter, data, model.family, seed)
         console.note(what_is_there(starter, data))
     else:
@@ -50,21 +56,15 @@ def build(starter: StarterConfig, data: DataConfig, model: ModelConfig, seed: in
 
 
 def what_is_there(starter: StarterConfig, data: DataConfig) -> str:
-    """Says where the dataset and the small model are, and what installs a judge if there is none; or that this model is
-    not made for the user's data."""
-    world = find_world(starter.world)
-    if data.path == starter.dataset:
-        made = f"Dataset: {starter.dataset}   Base model: {starter.model}"
-        if not world.worker_judges or world.installed_judges:
-            return made
-        return (
-            f"{made}\nNo judge is installed. One would show whether a gain carries over to a score other than the"
-            f" reward: make install-worker NAME={next(iter(world.worker_judges))}"
-        )
+    """Says where the dataset and the small model are, and what installs a judge of the dataset if there is none."""
+    if data.path != starter.dataset:
+        return f"Base model: {starter.model}"
+    world, made = find_world(starter.world), f"Dataset: {starter.dataset}   Base model: {starter.model}"
+    if not world.worker_judges or world.installed_judges:
+        return made
     return (
-        f"Base model: {starter.model}\nWarning: this small model was pretrained on rendered {world.name} and nothing"
-        f" else. It only tests whether a training on {data.path} works. For usable pictures, name a released model with"
-        " model.path."
+        f"{made}\nNo judge is installed. One would show whether a gain carries over to a score other than the"
+        f" reward: make install-worker NAME={next(iter(world.worker_judges))}"
     )
 
 

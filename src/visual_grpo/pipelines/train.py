@@ -9,11 +9,11 @@ import pandas as pd
 from kedro.pipeline import Node, Pipeline
 
 from visual_grpo import provenance
+from visual_grpo.adapter_folder import BASELINE, DATA_COMMIT, adapter_digest
 from visual_grpo.common import console
 from visual_grpo.common.files import from_here
 from visual_grpo.common.types import StepMetrics
-from visual_grpo.config import flatten
-from visual_grpo.config.adapter_folder import BASELINE, DATA_COMMIT, adapter_digest
+from visual_grpo.config import Parameters, flatten
 from visual_grpo.data.drift import profile_of, write_profile
 from visual_grpo.data.manifest import RecordTable
 from visual_grpo.data.splits import OPEN
@@ -29,7 +29,6 @@ from visual_grpo.operations.training_command import (
     show_mixed,
     show_replaced,
     show_training,
-    training_provenance,
 )
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.tracking.adapter_lookup import start_digest, start_of_training
@@ -79,53 +78,57 @@ def train(
     """
     config, tracker = spec.config, context.tracker
     components.check_unchanged(base_model, spec)
-    start = start_of_training(config.train.start, latest)
-    if start is not None:
-        components.check_start(spec, start)
-    if start is not None and start.is_file():
-        console.note(
-            f"train.start: training continues from the LoRA {config.train.start} (sha256 {start_digest(start)[:12]})."
-            " Baseline, controls and KL are of the base model without it."
-        )
-    digest = None if start is None else start_digest(start)
-    now = made_with.of(spec, base_model, records.digest, digest)
+    start = _start(spec, latest)
+    now = made_with.of(spec, base_model, records.digest, start_digest(start))
     # Before the baseline is checked: the advice to make that again would lose the one that belongs to the checkpoint.
     resumed = resuming.resumed_run(config, now)
     before = provenance.read(baseline, "baseline")
     provenance.require_pair(before, now)
-    extent = {name: before["parameters"]["evaluation"][name] for name in ("images_per_prompt", "max_prompts")}
     scorer = components.build_scorer(spec)
     data = {split: records.split(split) for split in OPEN}
     for split in ("train", "eval"):
         scorer.check_records(data[split])
     profile = profile_of(records)  # Now: after hours of training, a missing picture would end the command.
-    read = [config.data.path, now["model"], from_here(records.path.parent), from_here(baseline)]
-    facts = training_provenance(config, now, context.facts(read), start, resumed) | {BASELINE: extent}
-    facts |= {DATA_COMMIT: commit} if (commit := records.report.get("commit")) else {}
-    arguments = {
-        "data": data,
-        "provenance": facts,
-        "resumed": resumed,
-        "run_id": tracker.run_id,
+    command = context.facts(read=[config.data.path, now["model"], from_here(records.path.parent), from_here(baseline)])
+    facts = made_with.of_training(config, now, command, start, resumed) | {
+        BASELINE: {name: before["parameters"]["evaluation"][name] for name in ("images_per_prompt", "max_prompts")},
+        **({DATA_COMMIT: commit} if (commit := records.report.get("commit")) else {}),
     }
     show_replaced(latest, config.grpo.steps, tracker.run_id)
     show_mixed(facts)
-    every = config.evaluation.every or config.grpo.steps
-    monitor = HackingMonitor(baseline, config.alarm, -(-config.grpo.steps // every), scorer.weights)
-    with launch.running_ranks(spec, train_on_rank, start=start, arguments=arguments):
-        run = _build(spec, start, scorer, monitor=monitor, **arguments)
+    changes = context.changes()  # Before the training, during which somebody may edit the code.
+    run_arguments = {"data": data, "provenance": facts, "resumed": resumed, "run_id": tracker.run_id}
+    with launch.running_ranks(spec, train_on_rank, start=start, arguments=run_arguments):
+        run = _build(spec, start, scorer, monitor=_monitor(config, baseline, scorer), **run_arguments)
         if config.distributed.processes > 1:
             console.note(f"{config.distributed.processes} processes train together.")
-        changes = context.changes()  # Before the training, during which somebody may edit the code.
         # With the run's id, so that two trainings of the same settings stay apart.
-        name = tracker.name() or "training"
-        with open_logs(config.tracking, name, flatten(config.public())) as loggers:
+        with open_logs(config.tracking, tracker.name() or "training", flatten(config.public())) as loggers:
             progress = TrainingCommand(run, scorer, tracker, loggers).execute()
     complete_adapters(draft, run, tracker.run_name, records, start, changes)
     write_profile(profile, draft)
     tracker.own(DIGEST, adapter_digest(draft))
     show_training(progress, run.trainer.step)
     return draft, pd.DataFrame(progress.history)
+
+
+def _start(spec: RunSpec, latest: Path) -> Path | None:
+    """Returns the adapters or the LoRA to start from, checked; None = fresh adapters."""
+    named = spec.config.train.start
+    start = start_of_training(named, latest)
+    if start is not None:
+        components.check_start(spec, start)
+        if start.is_file():
+            console.note(
+                f"train.start: training continues from the LoRA {named} (sha256 {str(start_digest(start))[:12]})."
+                " Baseline, controls and KL are of the base model without it."
+            )
+    return start
+
+
+def _monitor(config: Parameters, baseline: Path, scorer: RewardSet) -> HackingMonitor:
+    looks = -(-config.grpo.steps // (config.evaluation.every or config.grpo.steps))
+    return HackingMonitor(baseline, config.alarm, looks, scorer.weights)
 
 
 def train_on_rank(spec: RunSpec, start: Path | None, arguments: dict[str, Any]) -> None:

@@ -25,6 +25,7 @@ from kedro.pipeline import Node, Pipeline
 from PIL.Image import Image
 
 from visual_grpo import provenance
+from visual_grpo.adapter_folder import weights_digest
 from visual_grpo.common import console
 from visual_grpo.common.digests import content_digest
 from visual_grpo.common.errors import UserError, counted
@@ -32,7 +33,6 @@ from visual_grpo.common.files import file_in, settled, write_atomically, write_c
 from visual_grpo.common.images import read_image
 from visual_grpo.common.processes import stop_request
 from visual_grpo.common.types import PromptRecord
-from visual_grpo.config.adapter_folder import weights_digest
 from visual_grpo.config.pipelines import VoteConfig
 from visual_grpo.data.manifest import RecordTable
 from visual_grpo.evaluation.comparison import EVAL_SAMPLER

@@ -1,1 +1,1 @@
-"""The defaults of the project, made on the spot: rendered datasets, and small base models pretrained on them."""
+"""Worlds: rendered datasets, and small base models that are pretrained on them."""

@@ -1,4 +1,4 @@
-"""Makes what the default configuration starts from: the world's dataset and the small base model."""
+"""Makes what a configuration with a world starts from: the world's dataset and the small base model."""
 
 from __future__ import annotations
 

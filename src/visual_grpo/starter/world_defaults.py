@@ -1,4 +1,4 @@
-"""Fills in what the parameters leave to the demo, so that the core sees a dataset, a model and rewards as a user's."""
+"""Fills in what the parameters leave to the world, so that the core sees a dataset, a model and rewards as a user's."""
 
 from __future__ import annotations
 
@@ -11,18 +11,8 @@ import yaml
 
 from visual_grpo.common.errors import UserError, nearest_hint
 from visual_grpo.config import flatten
-from visual_grpo.config.presets import (
-    AUTO,
-    LISTED,
-    Preset,
-    home_folder,
-    optimised_rewards,
-    or_default,
-    place,
-    section,
-    with_output_folders,
-    with_preset,
-)
+from visual_grpo.config.places import home_folder, or_default, place, section, with_output_folders
+from visual_grpo.config.presets import AUTO, LISTED, Preset, optimised_rewards, with_preset
 from visual_grpo.config.schema import validate
 from visual_grpo.starter.worlds import SHAPES, World, find_world
 

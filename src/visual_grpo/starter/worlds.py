@@ -57,6 +57,8 @@ class World:
     """By family; the first is the default."""
     preset: Preset
     """Sections ``rewards`` and ``modules`` of the parameters, for its data."""
+    texts: str | None = None
+    """``(task)``: the texts whose words the small models know, so that others are named; None = they read any word."""
     worker_judges: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Further entries of ``rewards``, each a judge in a worker of the same name; used where that is installed."""
 
@@ -70,6 +72,7 @@ SHAPES = World(
     name="shapes",
     tasks=("t2i", "i2i", "mixed"),
     render="visual_grpo.starter.shapes.dataset:draw_dataset",
+    texts="visual_grpo.starter.shapes.render:texts",
     models={
         "glm_image": SmallModel(
             pretrain={

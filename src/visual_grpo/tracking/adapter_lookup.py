@@ -13,10 +13,10 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from visual_grpo.adapter_folder import BASE, FACTS, LATEST, NONE, adapter_digest, read_facts
 from visual_grpo.common.digests import digest_once
 from visual_grpo.common.errors import Remedy, UserError, nearest_hint
 from visual_grpo.common.files import settled
-from visual_grpo.config.adapter_folder import BASE, FACTS, LATEST, NONE, adapter_digest, read_facts
 from visual_grpo.models.lora_lookup import lora_file
 from visual_grpo.tracking import mlflow_api
 from visual_grpo.tracking.sync import DIGEST, TRAINING_DIGEST, made_others
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 SCHEME = "models:/"
 WEIGHTS = "weights.digest"
-"""Tag of a version: `config.adapter_folder.weights_digest`."""
+"""Tag of a version: `adapter_folder.weights_digest`."""
 ADAPTERS = "data/visual_grpo/adapters"
 """Folder of the adapters among a version's files (`served_model`)."""
 _URI = re.compile(r"models:/(?P<name>[^/]+?)(?:@(?P<alias>[^/@]+)|/(?P<version>\d+))")
@@ -105,8 +105,10 @@ def start_of_training(named: str, latest: Path) -> Path | None:
     return lora_file(named, "train.start") or adapters_or_base(named, latest)
 
 
-def start_digest(start: Path) -> str:
-    """sha256 of what `start_of_training` gives, 64 hex digits."""
+def start_digest(start: Path | None) -> str | None:
+    """sha256 of what `start_of_training` gives, 64 hex digits; None of None."""
+    if start is None:
+        return None
     return digest_once(start) if start.is_file() else adapter_digest(start)
 
 

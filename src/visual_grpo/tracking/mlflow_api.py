@@ -41,13 +41,14 @@ FIRST = "result/gain"
 """The metric that MLflow's pages of a run and of compared runs begin with, because it is logged first."""
 COLUMNS = {
     "tags.`gain`": 165,
-    "tags.`verdict`": 110,
-    "tags.`changed`": 200,
-    "metrics.`result/by_judge`": 120,
-    "metrics.`result/gain_over_control`": 175,
-    "metrics.`result/task`": 95,
+    "tags.`verdict`": 105,
+    "tags.`changed`": 140,
+    "metrics.`result/by_judge`": 115,
+    "metrics.`result/gain_over_control`": 110,
+    "metrics.`result/task`": 90,
 }
-"""From left to right, with widths in pixels: together they fit into a window of 1400 pixels."""
+"""From left to right, with widths in pixels: together they fit into a window of 1400 pixels, of which
+MLflow's menu takes 200 and the name of the run 400."""
 _SHOWN = {"deleted": False, "isGenerated": False}
 _SECTION = {"uuid": "first", "name": "Gain and samples", "display": True, "isReordered": True, **_SHOWN}
 _CHART = {"metricSectionId": "first", "runsCountToCompare": 10, **_SHOWN}

@@ -9,13 +9,12 @@ from typing import Any
 
 from huggingface_hub import ModelCardData
 
+from visual_grpo.adapter_folder import DATA_COMMIT, STEP
 from visual_grpo.common.errors import counted
 from visual_grpo.config import GRPOConfig, LoraParams, Parameters
-from visual_grpo.config.adapter_folder import DATA_COMMIT
 
 CARD = "README.md"
 _HUB_DATA = "hf://datasets/"
-_STEP = {"best": "best_step", "last": "steps"}
 _NO_RESULT = "None yet."
 _CARD = """\
 ---
@@ -112,7 +111,7 @@ def model_card(
             for module in modules
         },
         "Judges": ", ".join(f"{name} of {r.judge_of or 'the total'}" for name, r in config.rewards.items() if r.judge),
-        "Adapter": f"of the {facts['adapter']} step ({facts[_STEP[facts['adapter']]]})",
+        "Adapter": f"of the {facts['adapter']} step ({facts[STEP[facts['adapter']]]})",
         "Code": f"commit `{facts.get('git.commit', 'unknown')}` ({facts.get('git.state', 'unknown')})",
         **(_provenance(facts) if published is None else {}),
     }

@@ -15,10 +15,10 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from visual_grpo.adapter_folder import adapter_digest, check_weights, modules_of, read_facts, weights_digest
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.files import require_no_links
 from visual_grpo.config import EvaluationConfig, PromotionConfig
-from visual_grpo.config.adapter_folder import adapter_digest, check_weights, modules_of, read_facts, weights_digest
 from visual_grpo.config.pipelines import CHAMPION
 from visual_grpo.tracking import mlflow_api
 from visual_grpo.tracking.adapter_lookup import SCHEME, WEIGHTS, Registered, find_version, own_run, versions_with

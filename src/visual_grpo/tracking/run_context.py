@@ -69,16 +69,6 @@ def version_tags() -> dict[str, str]:
     return versions | {"version.python": platform.python_version()}
 
 
-def resumed(earlier: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str]:
-    """The tags of a run that continues: ``earlier`` ones stay, and what has changed is a line of ``resumed.NAME``."""
-    tags = {**now, **earlier}
-    for name, value in now.items():
-        before = earlier.get(f"resumed.{name}", "")
-        if tags[name] != value and not before.endswith(value):
-            tags[f"resumed.{name}"] = f"{before}\n{value}".lstrip("\n")
-    return tags
-
-
 def git_tags(project: Path) -> dict[str, str]:
     """``git.commit`` and ``git.state`` (clean or dirty); empty without a git repository."""
     commit = _git(project, "rev-parse", "HEAD")

@@ -32,6 +32,7 @@ from packaging.requirements import Requirement
 from PIL import Image
 from pydantic import ValidationError
 
+from visual_grpo.adapter_folder import BEST, LAST, adapter_digest, check_base, read_facts
 from visual_grpo.common.digests import may_be_hub_id
 from visual_grpo.common.errors import UserError, counted
 from visual_grpo.common.files import find_link, require_no_links
@@ -48,7 +49,6 @@ from visual_grpo.common.images import (
 from visual_grpo.common.types import PromptRecord, VideoSample
 from visual_grpo.common.videos import encoded_video
 from visual_grpo.config import Parameters, SamplerConfig, Task
-from visual_grpo.config.adapter_folder import BEST, LAST, adapter_digest, check_base, read_facts
 from visual_grpo.evaluation.samples import generate_batches, requests
 from visual_grpo.models.run_spec import resolve
 from visual_grpo.rewards.build import negative_points

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 from PIL import Image
 
+from visual_grpo.adapter_folder import FACTS, HISTORY, modules_of
 from visual_grpo.common import console
 from visual_grpo.common.digests import file_digest
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.files import hold, release, require_no_links
 from visual_grpo.common.quiet_libraries import silence_libraries
-from visual_grpo.config import BESIDE_FLOW, Parameters, flatten
-from visual_grpo.config.adapter_folder import FACTS, HISTORY, modules_of
-from visual_grpo.config.presets import place
+from visual_grpo.config import ON_REQUEST, Parameters, flatten
+from visual_grpo.config.places import place
 from visual_grpo.evaluation.verdict import change, lines, result
 from visual_grpo.tracking import mlflow_api
 from visual_grpo.tracking.model_card import CARD, model_card
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 TRAINING_DIGEST, EVALUATION_DIGEST = "training.digest", "evaluation.digest"
 """Tags of a run: the digests of the ``training.json`` and ``evaluation.json`` of which it has everything."""
 DIGEST = "adapter.digest"
-"""Tag of a version, and of the run of a training: `config.adapter_folder.adapter_digest`."""
+"""Tag of a version, and of the run of a training: `adapter_folder.adapter_digest`."""
 RUN_NAME = "run.name"
 """In the facts of a training: its run's name."""
 TAGGED = ("command", "git.", "dvc.", "version.", "resumed.")
@@ -220,7 +220,7 @@ def tracked(row: Mapping[str, float], modules: Sequence[str], rewards: Sequence[
 
 def training_params(parameters: Mapping[str, Any]) -> dict[str, Any]:
     """Flattens the parameters that a training and its evaluation depend on."""
-    return {name: value for name, value in flatten(parameters).items() if name.partition(".")[0] not in BESIDE_FLOW}
+    return {name: value for name, value in flatten(parameters).items() if name.partition(".")[0] not in ON_REQUEST}
 
 
 def result_metrics(headline: Mapping[str, Any]) -> dict[str, float]:

@@ -14,11 +14,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from visual_grpo.adapter_folder import adapter_digest
 from visual_grpo.common import console
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.files import require_no_links
 from visual_grpo.config import Parameters
-from visual_grpo.config.adapter_folder import adapter_digest
 from visual_grpo.config.presets import with_rewards
 from visual_grpo.config.schema import ParameterError, validate
 from visual_grpo.config.stated import parameters_digest, reaching

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from visual_grpo.adapter_folder import check_base, check_lora, check_weights, modules_of, read_facts
 from visual_grpo.common.digests import content_digest, digest_once
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.files import settled
 from visual_grpo.config import Dtype, ModelConfig, Parameters, PolicyConfig, SamplerConfig
-from visual_grpo.config.adapter_folder import check_base, check_lora, check_weights, modules_of, read_facts
 from visual_grpo.grpo.trainer import GRPOTrainer
 from visual_grpo.grpo.two_stage import AlternatingTrainer, JointTrainer
 from visual_grpo.models.execution import attention_of, set_execution

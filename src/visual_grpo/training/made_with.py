@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from visual_grpo.adapter_folder import REWARD_COMMIT, START_RUN, read_facts
 from visual_grpo.common.device import device_kind, processor, resolve_device
 from visual_grpo.config import GRPOConfig, ModelConfig, Parameters
-from visual_grpo.config.adapter_folder import COMMIT
-from visual_grpo.provenance import MADE_FROM, NUMERICS, SOURCES, code
+from visual_grpo.provenance import ADJUSTED, MADE_FROM, NUMERICS, RUNTIME, SOURCES, Provenance, code, continued
 from visual_grpo.rewards.build import reward_commits
+from visual_grpo.training import resuming
 
 if TYPE_CHECKING:
     from visual_grpo.models.run_spec import RunSpec
@@ -29,7 +30,7 @@ LIBRARIES = (
 """Libraries whose versions may change numbers."""
 PACKAGE = Path(__file__).parents[1]
 _NO_RESULTS = ("operations", "tracking")
-"""Packages that show, log or call, and decide nothing that is generated or learned."""
+"""Packages that show, log or call. What they choose, such as the rewards that fit the data, is in the parameters."""
 
 
 def of(
@@ -48,6 +49,32 @@ def of(
         **runtime(config.model, config.grpo),
         **({MADE_FROM: made_from} if made_from else {}),
     }
+
+
+def of_training(
+    config: Parameters,
+    now: Provenance,
+    command: Mapping[str, str],
+    start: Path | None,
+    resumed: resuming.ResumedRun | None,
+) -> dict[str, Any]:
+    """Returns the provenance of adapters, with the commands that started and resumed their training.
+
+    Args:
+        now: the provenance without the commands (`of`).
+        command: what is known of this one (`RunContext.facts`).
+        start: the adapters or the LoRA that the training starts from.
+    """
+    of_result = {name: value for name, value in now.items() if name not in RUNTIME}
+    of_command = {**command, **{name: now[name] for name in RUNTIME}}
+    start_run = None if start is None or start.is_file() else read_facts(start).get("mlflow_run_id")
+    if start_run is not None:
+        of_command[START_RUN] = start_run
+    if resumed is None:
+        return {**of_result, **of_command}
+    adjusted = [*resumed.provenance.get(ADJUSTED, "").splitlines(), *resuming.adjusted(resumed, config.public())]
+    earlier = {name: value for name, value in resumed.provenance.items() if name not in of_result}
+    return {**of_result, **continued(earlier, of_command), **({ADJUSTED: "\n".join(adjusted)} if adjusted else {})}
 
 
 def inputs(
@@ -77,7 +104,7 @@ def inputs(
 def weights(config: Parameters) -> dict[str, str]:
     """Returns the entries of the weights of rewards that are on the hub."""
     commits = reward_commits(config.rewards)
-    return {f"{COMMIT}{name}: {option}": c for name, options in commits.items() for option, c in options.items()}
+    return {f"{REWARD_COMMIT}{name}: {option}": c for name, options in commits.items() for option, c in options.items()}
 
 
 def runtime(model: ModelConfig, grpo: GRPOConfig) -> dict[str, str]:

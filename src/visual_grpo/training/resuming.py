@@ -17,7 +17,7 @@ from visual_grpo.grpo import checkpoint
 
 STEPS = "grpo.steps"
 FINISHED = "finished.txt"
-"""File next to the checkpoints: names the one with which a training ended whose adapters are in their place."""
+"""File next to the checkpoints: names the last one of a training that has saved its adapters."""
 
 
 @dataclass(frozen=True)
@@ -175,5 +175,6 @@ def why_another(folder: Path, now: provenance.Provenance) -> str | None:
         return f"the training of the checkpoints in {folder} is finished"
     run = ResumedRun(newest, checkpoint.load_metadata(newest))
     different = provenance.described(provenance.differences(run.provenance, now, DEPENDS_ON["train"]))
-    different += [meaning for name, meaning in provenance.RUNTIME.items() if f"resumed.{name}" in run.provenance]
+    earlier = run.provenance.keys()
+    different += [meaning for name, meaning in provenance.RUNTIME.items() if f"{provenance.RESUMED}{name}" in earlier]
     return f"the checkpoints in {folder} belong to a different training: {', '.join(different)}" if different else None

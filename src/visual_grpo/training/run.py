@@ -18,12 +18,13 @@ from typing import Any
 
 import pandas as pd
 import torch
+from pydantic import ValidationError
 from torch import Tensor
 
+from visual_grpo.adapter_folder import FACTS, HISTORY, weight_sums
 from visual_grpo.common.errors import UserError, counted
 from visual_grpo.common.processes import StopRequest, stop_request
 from visual_grpo.common.types import PromptRecord, Sample, Scores, StepMetrics
-from visual_grpo.config.adapter_folder import FACTS, HISTORY, weight_sums
 from visual_grpo.evaluation.alarm import HackingMonitor, InterimAnalysis
 from visual_grpo.evaluation.samples import distinct_prompts, requests
 from visual_grpo.grpo.distributed import ranks
@@ -242,8 +243,8 @@ class TrainingRun:
             yield (
                 f"{len(cut)} of {len(prompts)} prompts (the {len(longest)} longest were looked at) have more"
                 " tokens than the model reads; it cannot tell apart prompts that differ only in the rest. Of"
-                f" {prompt[:80]!r}... it reads {limit} of {tokens} tokens. Shorten them, or raise"
-                " model.options.max_sequence_length where the family has it."
+                f" {prompt[:80]!r}... it reads {limit} of {tokens} tokens. Shorten them"
+                f"{', or raise model.options.max_sequence_length' * _may_be_raised(self.spec.options, limit)}."
             )
 
     def _repeated_prompts(self) -> Iterator[str]:
@@ -383,3 +384,16 @@ class TrainingRun:
         records = [request.record for request in asked]
         with self.average.in_place():
             return records, self.model.generate(records, [r.seed for r in asked], self.config.sampling.eval)
+
+
+def _may_be_raised(options: Any, limit: int) -> bool:
+    """Returns whether ``max_sequence_length`` is what limits a prompt to ``limit`` tokens, and has a higher value.
+
+    A pipeline may read less than the option says: Stable Diffusion 3 without its T5."""
+    if getattr(options, "max_sequence_length", None) != limit:
+        return False
+    try:
+        type(options).model_validate(options.model_dump() | {"max_sequence_length": limit + 1})
+    except ValidationError:
+        return False
+    return True

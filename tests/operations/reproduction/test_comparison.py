@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from tests.evaluation.defaults import parameters
-from visual_grpo.config.adapter_folder import weight_sums
+from visual_grpo.adapter_folder import weight_sums
 from visual_grpo.operations.reproduction.repeat import adapter_rows, identity_rows, metric_row, tolerance_rows
 
 

@@ -16,7 +16,7 @@ import yaml
 from tests.evaluation.defaults import parameters
 from visual_grpo.common.digests import content_digest, file_digest
 from visual_grpo.common.errors import UserError
-from visual_grpo.config.presets import place
+from visual_grpo.config.places import place
 from visual_grpo.data.manifest import RecordTable, write_manifest
 from visual_grpo.operations.reproduction.repeat import parameters_to_repeat
 from visual_grpo.operations.reproduction.worktree import bring_inputs

@@ -14,8 +14,8 @@ import pytest
 from tests.hub import COMMIT, counted, hub, hub_at
 from tests.operations.reproduction.repositories import commit, git, repository
 from tests.tracking.toy_adapters import adapters, base_model
+from visual_grpo.adapter_folder import FACTS, adapter_digest, read_facts, weight_sums
 from visual_grpo.common.digests import file_digest
-from visual_grpo.config.adapter_folder import FACTS, adapter_digest, read_facts, weight_sums
 from visual_grpo.data.manifest import RecordTable, write_manifest
 from visual_grpo.operations.lineage import DIFFERS, OK, UNKNOWN, Line, Subject, lines
 from visual_grpo.tracking import run_context

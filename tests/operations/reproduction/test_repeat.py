@@ -17,11 +17,12 @@ from kedro.config import OmegaConfigLoader
 from tests.evaluation.defaults import parameters
 from tests.operations.reproduction.repositories import commit, git, repository
 from tests.small_project import ROOT
+from visual_grpo import provenance
+from visual_grpo.adapter_folder import DATA_COMMIT
 from visual_grpo.common.errors import UserError
 from visual_grpo.config import Parameters
-from visual_grpo.config.adapter_folder import ADJUSTED, DATA_COMMIT
 from visual_grpo.config.pipelines import ReproduceConfig
-from visual_grpo.config.presets import CATALOG
+from visual_grpo.config.places import CATALOG
 from visual_grpo.operations.reproduction.repeat import parameters_to_repeat, repeat
 from visual_grpo.operations.reproduction.worktree import Worktree, checked_out, python_of, write_configuration
 from visual_grpo.pipelines.reproduce import reproduce_training, require_match
@@ -41,7 +42,7 @@ TREE = parameters().model_dump(mode="json")
         ({"resumed.git.commit": "later1\nlater2"}, "was resumed with different commit (later1, later2), so no single"),
         ({"resumed.source.digest": "b"}, "with different source files of this project (b), so"),
         ({"resumed.numerics": "torch 3"}, "different versions of libraries, or kind of processor (torch 3), so"),
-        ({ADJUSTED: "grpo.steps: 2, 3 after step 2"}, "different parameters (grpo.steps: 2, 3 after step 2), so"),
+        ({provenance.ADJUSTED: "grpo.steps: 2, 3 after step 2"}, "parameters (grpo.steps: 2, 3 after step 2), so"),
     ],
 )
 def test_a_training_that_cannot_be_repeated(tmp_path: Path, facts: dict[str, str | None], told: str) -> None:

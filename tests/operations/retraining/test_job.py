@@ -13,9 +13,9 @@ import pytest
 
 from tests.evaluation.defaults import parameters
 from tests.evaluation.painter import records
+from visual_grpo.adapter_folder import weights_digest
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.processes import OutOfTimeError, ProgramError
-from visual_grpo.config.adapter_folder import weights_digest
 from visual_grpo.data.manifest import write_manifest
 from visual_grpo.operations.retraining.job import Code, DataRefusedError, Retraining
 from visual_grpo.operations.retraining.project import Project

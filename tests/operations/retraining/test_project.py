@@ -18,7 +18,7 @@ from tests.evaluation.defaults import FILE
 from tests.small_project import ROOT, merged
 from visual_grpo.common.errors import UserError
 from visual_grpo.config import Parameters
-from visual_grpo.config.pipelines import FLOW
+from visual_grpo.config.pipelines import DATA_FLOW
 from visual_grpo.operations.retraining.__main__ import main
 from visual_grpo.operations.retraining.project import PARAMETERS, Project, read_project, stage_parameters
 from visual_grpo.starter.world_defaults import with_world
@@ -61,8 +61,8 @@ def test_every_input_and_output_of_a_pipeline_stands_in_its_stage(folder: Path, 
     paths = {
         name: entry["filepath"].replace("${output:}", output) for name, entry in catalog.items() if "filepath" in entry
     }
-    assert list(found) == ["parameters", *FLOW]
-    for name in FLOW:
+    assert list(found) == ["parameters", *DATA_FLOW]
+    for name in DATA_FLOW:
         made = {paths[dataset] for dataset in pipelines[name].all_outputs() if dataset in paths}
         read = {paths[dataset] for dataset in pipelines[name].inputs() if dataset in paths}
         assert made <= outputs(found[name]), name
@@ -74,7 +74,7 @@ def test_every_input_and_output_of_a_pipeline_stands_in_its_stage(folder: Path, 
     left = {out for stage in found.values() for out in outputs(stage)}
     assert {dep for stage in found.values() for dep in stage.get("deps", []) if dep.startswith(output)} <= left
     assert not any(out.startswith(f"{output}/06_models/checkpoints") for out in left)
-    assert {*FLOW} == json.loads((folder / output / PARAMETERS).read_text()).keys()
+    assert {*DATA_FLOW} == json.loads((folder / output / PARAMETERS).read_text()).keys()
 
 
 def test_the_committed_values_are_those_of_the_configuration(folder: Path) -> None:
@@ -125,7 +125,7 @@ def test_parameters_of_the_training_are_kept_and_replaced(folder: Path) -> None:
 def test_a_stage_depends_on_what_decides_and_on_own_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def changed(**changes: Any) -> list[str]:
         before, now = (stage_parameters(project(**each).config) for each in ({}, changes))
-        return [name for name in FLOW if before[name] != now[name]]
+        return [name for name in DATA_FLOW if before[name] != now[name]]
 
     assert changed(evaluation={"bootstrap_samples": 700}) == ["evaluate"]
     assert changed(evaluation={"images_per_prompt": 3}) == ["baseline", "evaluate"]
@@ -141,14 +141,14 @@ def test_a_stage_depends_on_what_decides_and_on_own_files(folder: Path, monkeypa
         before = stage_parameters(config)
         (folder / file).write_text("# another\ndef score(a, b): ...\n")
         now = stage_parameters(config)
-        assert [name for name in FLOW if before[name] != now[name]] == ["baseline", "train", "evaluate"]
+        assert [name for name in DATA_FLOW if before[name] != now[name]] == ["baseline", "train", "evaluate"]
     theirs = project(model={"lora": "theirs.safetensors"}), project(train={"start": "theirs.safetensors"})
     for config, stage in zip((each.config for each in theirs), ("starter", "train"), strict=True):
         (folder / "theirs.safetensors").write_text("a")
         before = stage_parameters(config)
         (folder / "theirs.safetensors").write_text("bc")
         now = stage_parameters(config)
-        assert [name for name in FLOW if before[name] != now[name]] == [stage]
+        assert [name for name in DATA_FLOW if before[name] != now[name]] == [stage]
     assert changed(train={"start": "champion"}) == ["train"]
     about = project()
     stages = []
@@ -156,7 +156,9 @@ def test_a_stage_depends_on_what_decides_and_on_own_files(folder: Path, monkeypa
         (folder / "theirs.safetensors").write_text(text)
         about.write(**{"train.start": "theirs.safetensors"})
         stages.append(json.loads(Path(about.config.output, PARAMETERS).read_text()))
-    assert [name for name in FLOW if stages[0][name] != stages[1][name]] == ["train"], "train_params names the file"
+    assert [name for name in DATA_FLOW if stages[0][name] != stages[1][name]] == ["train"], (
+        "train_params names the file"
+    )
     about.write(**{"train.start": None})
     world = "from examples.words import WORLD as WORDS\nWORLD = replace(WORDS, render='own_signs_here:draw')\n"
     (folder / "own_world_here.py").write_text(f"from dataclasses import replace\n{world}")
@@ -165,7 +167,7 @@ def test_a_stage_depends_on_what_decides_and_on_own_files(folder: Path, monkeypa
     before = stage_parameters(config)
     (folder / "own_signs_here.py").write_text("# another\ndef draw(*place): ...\n")
     now = stage_parameters(config)
-    assert [name for name in FLOW if before[name] != now[name]] == ["starter"]
+    assert [name for name in DATA_FLOW if before[name] != now[name]] == ["starter"]
 
 
 def test_a_folder_without_a_project_and_an_unknown_environment_are_told(

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.small_project import ROOT
-from visual_grpo.config.pipelines import FLOW
+from visual_grpo.config.pipelines import DATA_FLOW
 from visual_grpo.operations.retraining.job import PATIENCE, Code
 from visual_grpo.pipeline_registry import NAMES
 
@@ -115,7 +115,7 @@ def test_airflow_runs_the_pipelines_one_after_another_in_one_mlflow_run(monkeypa
     monkeypatch.setattr(sys.modules[names[-1]], "BashOperator", lambda **own: SimpleNamespace(**own), raising=False)
     monkeypatch.setenv("VISUAL_GRPO_PROJECT", "/project")
     runpy.run_path(str(SCHEDULES / "airflow.py"))
-    assert [task.task_id for task in chained] == [*FLOW, "promote"]
+    assert [task.task_id for task in chained] == [*DATA_FLOW, "promote"]
     assert {task.task_id for task in chained} <= set(NAMES)
     assert all(f"kedro run --pipeline={task.task_id}" in task.bash_command for task in chained)
     assert len({task.env.get("MLFLOW_RUN_ID") for task in chained[:-1]} - {None}) == 1

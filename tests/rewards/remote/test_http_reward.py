@@ -196,16 +196,25 @@ def test_the_deadline_ends_all_requests_of_a_call_and_is_no_verdict_on_the_serve
 
 
 def test_a_server_that_hangs_is_named_while_it_is_waited_for(monkeypatch: pytest.MonkeyPatch, caplog) -> None:
-    monkeypatch.setattr(client, "SILENCE", 0.1)
+    def told() -> list[str]:
+        lines = [line for line in caplog.messages if "has not answered for" in line]
+        return [re.sub(r"http://[^ ]+", "URL", line).split(";")[0] for line in lines]
+
     with running("ok,hang") as server:
-        reward = http(server, share=0.9, timeout=60, deadline=0.5, batch_size=1, concurrency=1)
+        reward = http(server, share=1.0, timeout=60, retries=0)
         reward(prompts({}, 1), images(1))
-        assert caplog.text == ""
-        reward(prompts({}, 9), images(9))
-    told = [line for line in caplog.messages if "has not answered for" in line]
-    assert [re.sub(r"http://[^ ]+", "URL", line).split(";")[0] for line in told] == [
-        "URL has not answered for 0.1 s, with 0 of 9 samples judged",
-        "URL has not answered for 0.3 s, with 0 of 9 samples judged",
+        assert told() == []
+        monkeypatch.setattr(client, "SILENCE", 0.1)
+        call = threading.Thread(target=reward, args=(prompts({}, 1), images(1)))
+        call.start()
+        while len(told()) < 2:
+            assert call.is_alive()
+            time.sleep(0.01)
+        server.process.kill()
+        call.join()
+    assert told()[:2] == [
+        "URL has not answered for 0.1 s, with 0 of 1 samples judged",
+        "URL has not answered for 0.3 s, with 0 of 1 samples judged",
     ]
 
 

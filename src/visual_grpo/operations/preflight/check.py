@@ -1,4 +1,6 @@
-"""Checks before the first node, in one order: parameters, data, rewards, model and device."""
+"""Checks before the first node: the commits of what is on the hub, the data, the model, the rewards and the device.
+
+They complete the parameters: commits, and the rewards that fit the data."""
 
 from __future__ import annotations
 

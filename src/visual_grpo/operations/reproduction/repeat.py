@@ -15,14 +15,14 @@ from typing import Any, Literal
 import pandas as pd
 
 from visual_grpo import provenance
+from visual_grpo.adapter_folder import BASELINE, CHANGES, DATA_COMMIT, HISTORY, read_facts, weight_sums
 from visual_grpo.common import console
 from visual_grpo.common.errors import UserError, counted
 from visual_grpo.common.processes import ProgramError, git, run
 from visual_grpo.config import Parameters
-from visual_grpo.config.adapter_folder import BASELINE, CHANGES, DATA_COMMIT, HISTORY, read_facts, weight_sums
 from visual_grpo.config.decides import DEPENDS_ON
 from visual_grpo.config.pipelines import ReproduceConfig
-from visual_grpo.config.presets import ROOT
+from visual_grpo.config.places import ROOT
 from visual_grpo.grpo.metrics import is_timing
 from visual_grpo.operations.command import APART
 from visual_grpo.operations.reproduction.worktree import (
@@ -38,8 +38,6 @@ from visual_grpo.tracking.trust import require_adapters
 
 Result = Literal["equal", "differs", "noted", "within tolerance"]
 FINAL = ("reward/total", "eval/total")  # Of the last step that has them, compared where bits cannot be.
-_FIXED = {"git.commit": "commit", "git.state": "uncommitted changes", "parameters": "parameters", **provenance.RUNTIME}
-"""Facts that all parts of a resumed training must share, as ``resumed.NAME`` tells."""
 
 
 @dataclass(frozen=True)
@@ -112,19 +110,13 @@ def check_repeatable(folder: Path, facts: Mapping[str, Any]) -> None:
     """Raises UserError if no code is known that made the adapters, or the training was resumed with something else."""
     if "git.commit" not in facts or "parameters" not in facts:
         raise UserError(f"The training of {folder} was started outside of git: its training.json names no commit.")
-    if mixed := mixed_parts(facts):
+    if mixed := provenance.mixed_parts(facts):
         raise UserError(
             f"The training of {folder} was resumed with different {'; '.join(mixed)}, so no single training can repeat"
             " it. Train again from step 1 (resume=never)."
         )
     if facts.get("git.state") == "dirty" and not (folder / CHANGES).is_file():
         raise UserError(f"The training of {folder} had uncommitted changes, and the folder has no {CHANGES} any more.")
-
-
-def mixed_parts(facts: Mapping[str, Any]) -> list[str]:
-    """Returns what differed between the parts of a resumed training, so that no single training can repeat it."""
-    later = {meaning: facts.get(f"resumed.{name}") for name, meaning in _FIXED.items()}
-    return [f"{meaning} ({', '.join(str(text).splitlines())})" for meaning, text in later.items() if text]
 
 
 def parameters_to_repeat(facts: Mapping[str, Any], start: Path | None = None) -> dict[str, Any]:

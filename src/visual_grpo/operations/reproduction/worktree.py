@@ -16,13 +16,13 @@ from typing import Any
 
 import yaml
 
+from visual_grpo.adapter_folder import CHANGES, REWARD_FILE
 from visual_grpo.common import console
 from visual_grpo.common.digests import content_digest, digest_once, named_paths, option_files
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.files import write_atomically
 from visual_grpo.common.processes import ProgramError, git, output_of
-from visual_grpo.config.adapter_folder import CHANGES, FILE
-from visual_grpo.config.presets import OUTPUT, place
+from visual_grpo.config.places import OUTPUT, place
 from visual_grpo.data.hub_dataset import HUB
 from visual_grpo.data.manifest import IMAGES, RecordTable
 from visual_grpo.tracking.run_context import dvc_hashes, recorded
@@ -121,7 +121,6 @@ def bring_inputs(
     project: Path, code: Path, places: Mapping[str, Path], facts: Mapping[str, Any], tree: Mapping[str, Any]
 ) -> list[tuple[str, str, str]]:
     """Brings what the run read into ``code``, whose datasets are at ``places``. Returns the pipelines that make the
-
     rest again, each with the fact and the dataset that hold the digest of its result.
 
     Prepared records and a base model that are still the run's are used as they are: they may have been made with other
@@ -205,8 +204,8 @@ def _pull(project: Path, target: Path, code: Path, digest: str) -> None:
 
 def _bring_reward_files(project: Path, code: Path, facts: Mapping[str, Any], tree: Mapping[str, Any]) -> None:
     """Links the files and folders that options of rewards name, where the commit has none with the run's digest."""
-    for fact in filter(lambda name: name.startswith(FILE), facts):
-        reward, _, option = fact.removeprefix(FILE).partition(": ")
+    for fact in filter(lambda name: name.startswith(REWARD_FILE), facts):
+        reward, _, option = fact.removeprefix(REWARD_FILE).partition(": ")
         options, wanted = tree["rewards"][reward]["options"], facts[fact]
         committed, present = (option_files(options, tree["output"], root).get(option) for root in (code, project))
         if wanted not in (committed, present):

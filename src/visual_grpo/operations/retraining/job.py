@@ -19,11 +19,11 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
+from visual_grpo.adapter_folder import FACTS, read_facts, weights_digest
 from visual_grpo.common import console
 from visual_grpo.common.errors import UserError, counted
 from visual_grpo.common.processes import OutOfTimeError, ProgramError, git, output_of, run
 from visual_grpo.config import MonitorConfig, RetrainConfig
-from visual_grpo.config.adapter_folder import FACTS, read_facts, weights_digest
 from visual_grpo.operations.retraining.project import Project
 from visual_grpo.tracking.adapter_lookup import Registered
 from visual_grpo.tracking.registry import NOT_PROMOTED, Registry, gate_settings

@@ -16,7 +16,7 @@ from transformers import GlmImageProcessor, PreTrainedTokenizerFast
 from transformers.models.glm_image.image_processing_pil_glm_image import GlmImageImageProcessorPil
 
 from visual_grpo.config import Task
-from visual_grpo.starter.shapes.render import BACKGROUND, COLORS, COMBINATIONS, instructions
+from visual_grpo.starter.shapes.render import BACKGROUND, COLORS, texts
 
 PATCH = 32
 """Pixels per side of the patch that one image token of GLM-Image represents."""
@@ -116,8 +116,7 @@ def image_token(index: int) -> str:
 
 def build_tokenizer(task: Task = "t2i") -> PreTrainedTokenizerFast:
     """Deterministic: every call for a task gives the same vocabulary. The text part is trained on the task's texts."""
-    prompts = [combination.prompt for combination in COMBINATIONS]
-    text_vocabulary, merges = _train_text_part(prompts if task == "t2i" else prompts + instructions())
+    text_vocabulary, merges = _train_text_part(texts(task))
     vocabulary = {image_token(i): i for i in range(VISION_VOCABULARY)}
     for token in (*_SPECIAL, *text_vocabulary):
         vocabulary[token] = len(vocabulary)

@@ -19,6 +19,8 @@ import torch
 from PIL import Image, ImageDraw
 from torch import Tensor
 
+from visual_grpo.config import Task
+
 BACKGROUND = (30, 30, 30)
 COLORS: Mapping[str, tuple[int, int, int]] = {
     "red": (220, 40, 40),
@@ -246,8 +248,14 @@ def draw_edit(edit: Edit, height: int, width: int, rng: random.Random) -> tuple[
     return scene(edit.before), scene(edit.after)
 
 
+def texts(task: Task) -> list[str]:
+    """All prompts in a fixed order and, for tasks with edits, instructions: what the small models' tokenizers know."""
+    prompts = [combination.prompt for combination in COMBINATIONS]
+    return prompts if task == "t2i" else prompts + instructions()
+
+
 def instructions() -> list[str]:
-    """All distinct instructions in a fixed order, for the training of the tokenizer."""
+    """All distinct instructions in a fixed order."""
     subjects = list(COMBINATIONS)
     changes = [Edit(kind=kind, before=thing, after=thing) for kind in CHANGES for thing in subjects]
     added = [Edit(kind="add", before=None, after=thing) for thing in subjects]

@@ -14,11 +14,10 @@ FACTS, HISTORY, CHANGES, HELD_OUT = "training.json", "training.csv", "changes.di
 prompts that the training never saw."""
 DATA_PROFILE = "data_profile.json"
 """Statistics of the training's data, to compare later ones with (`data.drift`)."""
-CODE, FILE, COMMIT = "code of reward ", "file of reward ", "commit of reward "
-"""Entries of the facts. CODE + a reward's name: digest of the user's function; CODE + name + ": " + option: of one that
-the option names; FILE likewise: of a file or folder; COMMIT likewise: the hub's commit of the weights."""
-ADJUSTED = "resumed.parameters"
-"""Fact: the parameters that were changed at a resume, a line each (`training.resuming.adjusted`)."""
+REWARD_CODE, REWARD_FILE, REWARD_COMMIT = "code of reward ", "file of reward ", "commit of reward "
+"""Entries of a provenance. REWARD_CODE + a reward's name: digest of the user's function; REWARD_CODE + name + ": " +
+option: of one that the option names. REWARD_FILE likewise: of a file or folder. REWARD_COMMIT likewise: the commit of
+the weights on the hub."""
 START_RUN = "start.run"
 """Fact: the MLflow run of the adapters that the training started from."""
 BASELINE = "baseline"
@@ -30,6 +29,8 @@ _READ = {".safetensors", ".json", ".csv", ".diff"}
 """Endings of the files that a command reads; without the card, which an evaluation writes again, and pictures."""
 BEST, LAST = "best", "last"
 """Folders with the adapters of the best and of the last step; the folder itself holds one of the two."""
+STEP = {BEST: "best_step", LAST: "steps"}
+"""Fact ``adapter``, which of the two the folder holds -> the fact with its step."""
 LATEST, NONE, BASE = "latest", "none", "base"
 
 
@@ -67,7 +68,7 @@ def weights_digest(folder: Path) -> str:
 
 def adapter_digest(folder: Path) -> str:
     """sha256 over all that commands read of the adapters in ``folder``, 64 hex digits: weights with their
-    configurations, record, changes of the code, metrics and prompts; without ``best`` and ``last``."""
+    configurations, provenance, changes of the code, metrics and prompts; without ``best`` and ``last``."""
     files = (file for file in folder.rglob("*") if file.suffix in _READ)
     return tree_digest(folder, (file for file in files if not _is_of_a_step(file.relative_to(folder).as_posix())))
 

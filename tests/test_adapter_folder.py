@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from visual_grpo.adapter_folder import check_weights, read_facts, weight_sums
 from visual_grpo.common.errors import UserError
-from visual_grpo.config.adapter_folder import check_weights, read_facts, weight_sums
 
 
 def test_a_folder_without_facts_and_damaged_facts_are_refused(tmp_path: Path) -> None:
