@@ -1,6 +1,6 @@
 """Measures the CPU time of data preparation beside plain `datasets` and Pillow, which write the same pictures.
 
-    .venv/bin/python -m benchmarks.prepare --pictures 2000
+    .venv/bin/python -m benchmarks.preparation_speed --pictures 2000
 
 The pictures are JPEGs of 1024 px of noise in octaves, each with a caption. Both sides alternate; imports are left out.
 """
