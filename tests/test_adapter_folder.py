@@ -37,7 +37,10 @@ def test_weights_that_are_not_those_of_the_training_are_refused(tmp_path: Path) 
     (tmp_path / "training.json").write_text(json.dumps(facts))
     check_weights(tmp_path)
     (tmp_path / "dit/weights.safetensors").write_bytes(b"0123456780")
-    with pytest.raises(UserError, match=r"dit/weights\.safetensors is damaged, or belongs to a different training"):
+    with pytest.raises(UserError, match=r"dit/weights\.safetensors has changed since the training"):
+        check_weights(tmp_path)
+    (tmp_path / "dit/weights.safetensors").unlink()
+    with pytest.raises(UserError, match=r"dit/weights\.safetensors is gone"):
         check_weights(tmp_path)
     shutil.rmtree(tmp_path / "best")
     (tmp_path / "dit/weights.safetensors").write_bytes(b"0123456789")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -81,17 +82,21 @@ def _weights(folder: Path) -> list[str]:
     return [file.relative_to(folder).as_posix() for file in sorted(folder.rglob("*.safetensors"))]
 
 
+def changed_weights(folder: Path, sums: Mapping[str, str]) -> dict[str, str]:
+    """Path within the folder -> what happened to a file of weights since the training, which had these ``sums``.
+
+    A copy may lack ``best`` and ``last``.
+    """
+    now = weight_sums(folder)
+    gone = {name: "is gone" for name in sums if name not in now and not _is_of_a_step(name)}
+    return gone | {name: "has changed since the training" for name in now if sums.get(name) != now[name]}
+
+
 def check_weights(folder: Path) -> None:
     """Raises UserError if a file of weights has changed since the training; a folder without facts is not judged."""
-    if not (folder / FACTS).is_file():
-        return
-    stored: dict[str, str] = read_facts(folder).get("sums", {})
-    changed = [name for name, now in weight_sums(folder).items() if stored.get(name, now) != now]
-    if changed:
-        raise UserError(
-            f"{folder / changed[0]} is damaged, or belongs to a different training: its sha256 differs from the one in"
-            f" {FACTS}. {AGAIN}"
-        )
+    sums = read_facts(folder).get("sums") if (folder / FACTS).is_file() else None
+    for name, what in changed_weights(folder, sums).items() if sums else ():
+        raise UserError(f"{folder / name} {what}: its sha256 is not the one in {FACTS}. {AGAIN}")
 
 
 def check_base(folder: Path, model: str) -> None:

@@ -130,7 +130,7 @@ def test_the_same_weights_have_one_version_whatever_the_folder_is_called(
     shutil.rmtree(copy / "last")
     assert REGISTRY.register(copy) == first
     (trained / "dit" / MODULE_FILES["dit"]).write_text("changed")
-    with pytest.raises(UserError, match="is damaged, or belongs to a different training"):
+    with pytest.raises(UserError, match="has changed since the training"):
         REGISTRY.register(trained)
     project.client.delete_model_version(NAME, "1")
     assert REGISTRY.register(copy).version == 2, "a deleted version is none of the same weights"

@@ -20,7 +20,7 @@ import huggingface_hub
 from huggingface_hub import constants
 from huggingface_hub.errors import LocalEntryNotFoundError, RevisionNotFoundError
 
-from visual_grpo.adapter_folder import CHANGES, adapter_digest, read_facts, weight_sums
+from visual_grpo.adapter_folder import CHANGES, adapter_digest, changed_weights, read_facts, weight_sums
 from visual_grpo.common import console
 from visual_grpo.common.digests import content_digest, digest_once, on_hub
 from visual_grpo.common.errors import UserError, counted
@@ -103,11 +103,12 @@ def _version(subject: Subject) -> Iterator[Line]:
 
 
 def _weights(subject: Subject) -> Line:
-    sums, now = subject.facts.get("sums", {}), weight_sums(subject.adapters)
-    changed = [name for name, digest in now.items() if sums.get(name) != digest]
-    shown = f"{counted(len(now), 'file')}, {adapter_digest(subject.adapters)[:12]}"
-    if changed or not now:
-        return Line("adapters", shown, DIFFERS, f"{(changed or ['the weights'])[0]} has changed since the training")
+    count = len(weight_sums(subject.adapters))
+    shown = f"{counted(count, 'file')}, {adapter_digest(subject.adapters)[:12]}"
+    for name, what in changed_weights(subject.adapters, subject.facts.get("sums", {})).items():
+        return Line("adapters", shown, DIFFERS, f"{name} {what}")
+    if not count:
+        return Line("adapters", shown, DIFFERS, "the weights are gone")
     return Line("adapters", shown, OK, "sha256 of every file")
 
 
