@@ -103,14 +103,17 @@ def blind(output: Path) -> list[Image.Image]:
     for number, (pair, sides) in enumerate(_shuffled(output), start=1):
         folder = output / "07_model_output/baseline"
         sources = [folder / path for name, path in page.given(pair).items() if name != "target"]
-        shown = [pictures.scaled(pictures.of_file(file)) for file in (*sources, *sides)]
-        columns.append([pictures.text(f"{number}. {pair['prompt']}"), *shown])
+        given, upper, lower = (
+            [pictures.scaled(pictures.of_file(f)) for f in files] for files in (sources, sides[:1], sides[1:])
+        )
+        prompt, a, b = (pictures.text(words) for words in (f"{number}. {pair['prompt']}", "A", "B"))
+        columns.append([prompt, *given, a, *upper, b, *lower])
     bands = [columns[start : start + BLIND // 2] for start in range(0, len(columns), BLIND // 2)]
     return [pictures.framed([pictures.table([list(row) for row in zip(*band, strict=True)]) for band in bands])]
 
 
 def preferred(output: Path, answers: str) -> str:
-    """Counts ``answers``, one of A (the upper), B and = for each pair of `blind`."""
+    """Counts ``answers``, one of A, B and = for each pair of `blind`."""
     chosen = _shuffled(output)
     if len(answers) != len(chosen) or not set(answers) <= set("AB="):
         raise SystemExit(f"expected {len(chosen)} answers of A, B and =, got {answers!r}")
@@ -123,13 +126,13 @@ def preferred(output: Path, answers: str) -> str:
 
 def _shuffled(output: Path) -> list[tuple[Mapping[Any, Any], list[Path]]]:
     """Returns `BLIND` held-out pairs at the eval sampler, evenly spaced over the prompts, and their two files in an
-    order that follows from a hash of the record."""
+    order that follows from a hash of the trained sample, so that it differs between trainings."""
     baseline, trained = (output / "07_model_output" / side for side in ("baseline", "trained"))
     chosen = report.choose(report.all_pairs(baseline, trained), "held_out", "eval", shown=BLIND)["samples"]
     shuffled: list[tuple[Mapping[Any, Any], list[Path]]] = []
     for pair in chosen.to_dict("records"):
         files = [baseline / pair["file_baseline"], trained / pair["file_trained"]]
-        shuffled.append((pair, files[:: 1 - 2 * (hashlib.sha256(pair["id"].encode()).digest()[0] % 2)]))
+        shuffled.append((pair, files[:: 1 - 2 * (hashlib.sha256(files[1].read_bytes()).digest()[0] % 2)]))
     return shuffled
 
 

@@ -124,7 +124,7 @@ def test_a_module_has_its_own_settings_and_shares_the_others(defaults):
     parameters = validate(tree)
     own, shared = parameters.grpo_of("dit"), parameters.grpo_of("ar")
     assert shared == parameters.grpo
-    assert (own.learning_rate, own.kl_weight) == (6.0e-4, 0.0)
+    assert (own.learning_rate, own.kl_weight) == (6.0e-4, 0.3)
     assert own.model_copy(update={k: getattr(shared, k) for k in parameters.modules["dit"].grpo()}) == shared
     assert (parameters.lora_of("dit").rank, parameters.lora_of("ar").rank) == (4, 8)
     # Each module is trained for its own weights; what trains both is judged by their mean.
