@@ -131,8 +131,8 @@ def test_a_blind_reward_stops_the_run(pipeline_folder: Path, tmp_path: Path) -> 
 
 
 def test_a_module_has_a_reference_by_its_own_kl_weight(pipeline_folder: Path, tmp_path: Path) -> None:
-    own = {"dit": {"kl_weight": 0.1}}
-    config = parameters(tmp_path, policy={"train": "all"}, grpo={"kl_weight": 0.0}, modules=own)
+    own, sampling = {"dit": {"kl_weight": 0.1}}, {"rollout": {"steps": 2, "guidance_scale": 1.0}}
+    config = parameters(tmp_path, policy={"train": "all"}, grpo={"kl_weight": 0.0}, modules=own, sampling=sampling)
     modules: Mapping[str, Any] = make_run(config, pipeline_folder).trainer.modules
     assert {name: trainer.policy.kl_reference for name, trainer in modules.items()} == {"ar": False, "dit": True}
 
