@@ -89,14 +89,19 @@ def changed_weights(folder: Path, sums: Mapping[str, str]) -> dict[str, str]:
     """
     now = weight_sums(folder)
     gone = {name: "is gone" for name in sums if name not in now and not _is_of_a_step(name)}
-    return gone | {name: "has changed since the training" for name in now if sums.get(name) != now[name]}
+    changed = {name: "has changed since the training" for name in sums if now.get(name, sums[name]) != sums[name]}
+    return gone | changed | {name: "is not of the training" for name in now if name not in sums}
 
 
 def check_weights(folder: Path) -> None:
-    """Raises UserError if a file of weights has changed since the training; a folder without facts is not judged."""
-    sums = read_facts(folder).get("sums") if (folder / FACTS).is_file() else None
-    for name, what in changed_weights(folder, sums).items() if sums else ():
-        raise UserError(f"{folder / name} {what}: its sha256 is not the one in {FACTS}. {AGAIN}")
+    """Raises UserError if a file of weights has changed since the training or is gone.
+
+    A folder without facts is not judged, nor are files that no command loads.
+    """
+    sums = read_facts(folder).get("sums", {}) if (folder / FACTS).is_file() else {}
+    for name, what in changed_weights(folder, sums).items():
+        if name in sums:
+            raise UserError(f"{folder / name} {what}: {FACTS} has its sha256. {AGAIN}")
 
 
 def check_base(folder: Path, model: str) -> None:
