@@ -205,8 +205,8 @@ def test_the_list_of_pairs_is_bounded(report: Path, tmp_path: Path, monkeypatch:
     monkeypatch.setattr(page, "MOST_PAIRS", 10)
     few = read(reported(tmp_path, 0.2))
     shown = [(pair["split"], pair["sampler"]) for pair in data(few)]
-    rollout = "tokens as in training (sampling.rollout)"
-    assert shown == [("held_out", "plain pipeline (sampling.eval)")] * 8 + [("held_out", rollout)] * 2
+    rollout = "tokens as in training, sampling.rollout"
+    assert shown == [("held_out", "plain pipeline, sampling.eval")] * 8 + [("held_out", rollout)] * 2
     assert "10 of 24 pairs are embedded" in few
 
 

@@ -52,9 +52,9 @@ _LINEAGE = {
 }
 """Facts of a training (``training.json``) in the order of the page, and their names there."""
 _SAMPLERS = {
-    "eval": "plain pipeline (sampling.eval)",
-    "rollout": "tokens as in training (sampling.rollout)",
-    "sde": "noise as in training (sde)",
+    "eval": "plain pipeline, sampling.eval",
+    "rollout": "tokens as in training, sampling.rollout",
+    "sde": "noise as in training, sde",
 }
 """Name of a sampler -> what it is, with its parameter where it has one."""
 _LONG = 120
