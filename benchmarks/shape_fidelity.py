@@ -45,6 +45,7 @@ def main() -> None:
     arguments = _arguments()
     print(f"| seed | measure | pairs | base | trained | difference [95%] | {' | '.join(_HEADLINE)} |")
     print("|---" * (6 + len(_HEADLINE)) + "|")
+    found_by_measure: dict[str, list[float]] = {}
     for clone in arguments.clones:
         result = clone / "results" / arguments.choice
         headline = json.loads((result / "evaluation.json").read_text())["headline"]
@@ -53,6 +54,10 @@ def main() -> None:
             cells = [clone.name.removeprefix("seed-"), name, str(found.images), *_cells(found), *beside]
             print(f"| {' | '.join(cells)} |")
             beside = [""] * len(beside)
+            found_by_measure.setdefault(name, []).append(found.difference)
+    for name, differences in found_by_measure.items() if len(arguments.clones) > 1 else ():
+        mean = paired_difference([0.0] * len(differences), differences, list(map(str, range(len(differences)))))
+        print(f"Mean of the seeds' differences, {name}: {_cells(mean)[-1]}")
 
 
 _HEADLINE: dict[str, Callable[[dict], str]] = {

@@ -82,12 +82,11 @@ def _weights(folder: Path) -> list[str]:
     return [file.relative_to(folder).as_posix() for file in sorted(folder.rglob("*.safetensors"))]
 
 
-def changed_weights(folder: Path, sums: Mapping[str, str]) -> dict[str, str]:
-    """Path within the folder -> what happened to a file of weights since the training, which had these ``sums``.
+def changed_weights(sums: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str]:
+    """Path within the folder -> what happened to a file of weights since the training; both are of `weight_sums`.
 
     A copy may lack ``best`` and ``last``.
     """
-    now = weight_sums(folder)
     gone = {name: "is gone" for name in sums if name not in now and not _is_of_a_step(name)}
     changed = {name: "has changed since the training" for name in sums if now.get(name, sums[name]) != sums[name]}
     return gone | changed | {name: "is not of the training" for name in now if name not in sums}
@@ -99,7 +98,7 @@ def check_weights(folder: Path) -> None:
     A folder without facts is not judged, nor are files that no command loads.
     """
     sums = read_facts(folder).get("sums", {}) if (folder / FACTS).is_file() else {}
-    for name, what in changed_weights(folder, sums).items():
+    for name, what in changed_weights(sums, weight_sums(folder) if sums else {}).items():
         if name in sums:
             raise UserError(f"{folder / name} {what}: {FACTS} has its sha256. {AGAIN}")
 

@@ -71,7 +71,7 @@ def _default_catalog() -> dict[str, str]:
 
 
 _catalog: list[dict[str, str]] = []
-"""Filepaths of the datasets in the project whose configuration was loaded; a script has those of conf/base."""
+"""Dataset -> filepath, as the loaded project's catalog says. Empty in a script, which uses the catalog of conf/base."""
 
 
 def or_default(value: Any, default: str) -> Any:

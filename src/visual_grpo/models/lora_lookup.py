@@ -54,8 +54,7 @@ def merged_lora(named: str) -> Path:
 
 def cached_lora(named: str) -> Path | None:
     """Returns the file of a LoRA at a commit of the hub (`lora_at_commit`), if this machine has it. Asks nobody."""
-    parts = _HUB_ADDRESS.fullmatch(on_hub(named) or "")
-    if parts is None or parts["commit"] is None or parts["file"] is None:
+    if (parts := _file_at_commit(named)) is None:
         return None
     known = huggingface_hub.try_to_load_from_cache(parts["repository"], parts["file"], revision=parts["commit"])
     return Path(known) if isinstance(known, str) else None
@@ -63,10 +62,13 @@ def cached_lora(named: str) -> Path | None:
 
 def without_commit(named: str) -> tuple[str, ...]:
     """Returns the names by which a user gives a LoRA at a commit of the hub: OWNER/NAME and OWNER/NAME/FILE."""
+    parts = _file_at_commit(named)
+    return () if parts is None else (parts["repository"], f"{parts['repository']}/{parts['file']}")
+
+
+def _file_at_commit(named: str) -> re.Match[str] | None:
     parts = _HUB_ADDRESS.fullmatch(on_hub(named) or "")
-    if parts is None or parts["commit"] is None or parts["file"] is None:
-        return ()
-    return parts["repository"], f"{parts['repository']}/{parts['file']}"
+    return parts if parts is not None and parts["commit"] is not None and parts["file"] is not None else None
 
 
 def lora_at_commit(named: str, parameter: str) -> str:

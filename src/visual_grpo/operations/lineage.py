@@ -103,11 +103,11 @@ def _version(subject: Subject) -> Iterator[Line]:
 
 
 def _weights(subject: Subject) -> Line:
-    count = len(weight_sums(subject.adapters))
-    shown = f"{counted(count, 'file')}, {adapter_digest(subject.adapters)[:12]}"
-    for name, what in changed_weights(subject.adapters, subject.facts.get("sums", {})).items():
+    now = weight_sums(subject.adapters)
+    shown = f"{counted(len(now), 'file')}, {adapter_digest(subject.adapters)[:12]}"
+    for name, what in changed_weights(subject.facts.get("sums", {}), now).items():
         return Line("adapters", shown, DIFFERS, f"{name} {what}")
-    if not count:
+    if not now:
         return Line("adapters", shown, DIFFERS, "the weights are gone")
     return Line("adapters", shown, OK, "sha256 of every file")
 
