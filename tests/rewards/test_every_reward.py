@@ -142,6 +142,7 @@ def test_order_and_neighbours_do_not_matter(
     name: str, rows: list[PromptRecord], weights: Mapping[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("visual_grpo.rewards.target.WINDOW", 3)  # For images so small.
+    monkeypatch.setattr("visual_grpo.rewards.ocr._PAGE_SIDE", SIDE)
     options = {key: weights.get(value, value) for key, value in BY_NAME.get(name, {}).items()}
     reward = build_reward(name, RewardConfig(function=None, options=options))
     make: Callable[[int], list[Any]] = answers if name == "negative_points" else images
