@@ -7,6 +7,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import NoneType
 from typing import Any, get_args, get_origin
 
 import mlflow
@@ -47,14 +48,15 @@ Fragment = Callable[[Any], dict[str, Any]]
 
 def places(
     model: type[BaseModel], name: str = "", wrap: Fragment = lambda value: value
-) -> Iterator[tuple[str, Fragment]]:
-    """Every parameter in the schema, with a function that puts a value there; ``x`` is the key of a section's entry."""
+) -> Iterator[tuple[str, Fragment, tuple[str, ...]]]:
+    """Every parameter in the schema, with a function that puts a value there, and the texts to try; ``x`` is the key of
+    a section's entry."""
     for key, field in model.model_fields.items():
 
         def put(value: Any, key: str = key) -> Any:
             return wrap({key: value})
 
-        yield f"{name}{key}", put
+        yield f"{name}{key}", put, TEXTS[:1] if leaves(field.annotation) <= {int, float, bool, NoneType} else TEXTS
         for section, is_entry in sections(field.annotation):
 
             def inside(value: Any, put: Fragment = put, is_entry: bool = is_entry) -> Any:
@@ -68,6 +70,10 @@ def sections(annotation: Any, is_entry: bool = False) -> Iterator[tuple[type[Bas
         yield annotation, is_entry
     for part in get_args(annotation):
         yield from sections(part, is_entry or get_origin(annotation) is dict)
+
+
+def leaves(annotation: Any) -> set[Any]:
+    return set().union(*map(leaves, get_args(annotation))) if get_args(annotation) else {annotation}
 
 
 def accepted(put: Fragment, text: str) -> Iterator[dict[str, Any]]:
@@ -89,8 +95,8 @@ def folder(project: Project, tmp_path: Path) -> Path:
 
 def test_every_parameter_that_takes_a_text_is_refused_but_those_that_only_take_words(folder: Path) -> None:
     present, own, stated, refused = parameters(), reaching(DEFAULT), set(), set()
-    for name, put in places(Parameters):
-        for tree in [tree for text in TEXTS for tree in accepted(put, text)]:
+    for name, put, texts in places(Parameters):
+        for tree in [tree for text in texts for tree in accepted(put, text)]:
             reached = {".".join(key) for key, value in reaching(tree).items() if own.get(key) != value}
             if not reached:
                 stated.add(name)
