@@ -34,7 +34,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # So a shell starts what 
 
 
 def pytest_collection_finish() -> None:
-    gc.set_threshold(20_000, 50, 50)  # From the default 700, 10, 10: most objects die before anything looks for them.
+    gc.set_threshold(10_000, 20, 10)  # From the default 700, 10, 10: most objects die before anything looks for them.
     gc.freeze()
     gc.enable()
 
