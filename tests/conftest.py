@@ -5,9 +5,13 @@ from __future__ import annotations
 import gc
 import os
 import signal
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
+import importlib_metadata
 import pytest
 from hypothesis import settings
 
@@ -30,12 +34,20 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # So a shell starts what 
 
 
 def pytest_collection_finish() -> None:
+    gc.set_threshold(20_000, 50, 50)  # From the default 700, 10, 10: most objects die before anything looks for them.
     gc.freeze()
     gc.enable()
 
 
 def pytest_unconfigure() -> None:
     gc.unfreeze()  # nanobind lists what is left at the end as leaked.
+
+
+@pytest.fixture(scope="session", autouse=True)
+def versions_are_read_once() -> Iterator[None]:
+    """MLflow parses the metadata of 45 packages for each model that it saves."""
+    with patch("importlib_metadata.version", cache(importlib_metadata.version)):
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -25,10 +25,14 @@ _PROMPT_TOKENS = 17
 """Of a prompt for a word of eight letters, with begin and end."""
 
 
+def random_texts(rng: random.Random) -> list[str]:
+    return [random_text(rng) for _ in range(_SIGNS)]
+
+
 def draw_signs(height: int, width: int, seed: int) -> tuple[list[str], Tensor]:
     """Returns random texts and a sign of each, uint8 [_SIGNS, 3, height, width]."""
     rng = random.Random(seed)
-    texts = [random_text(rng) for _ in range(_SIGNS)]
+    texts = random_texts(rng)
     return texts, stacked([draw(text, height, width, rng.choice(FACES), rng.uniform(*SIZES)) for text in texts])
 
 

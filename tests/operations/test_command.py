@@ -41,6 +41,14 @@ from visual_grpo.pipeline_registry import register_pipelines
 command_of = Command.from_run_params
 
 
+@pytest.fixture(scope="module")
+def root() -> Path:
+    """This project, made known to Kedro: half a second beside all libraries."""
+    folder = Path(__file__).parents[2]
+    bootstrap_project(folder)
+    return folder
+
+
 def test_options_and_parameters_of_the_run_are_kept() -> None:
     command = command_of(
         {
@@ -213,9 +221,7 @@ def test_the_help_lists_run_once_with_what_it_takes() -> None:
     assert not any(option in shown for option in ("--runner ", "--only-missing-outputs")), "refused"
 
 
-def test_another_folder_and_an_unknown_pipeline_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    root = Path(__file__).parents[2]
-    bootstrap_project(root)
+def test_another_folder_and_an_unknown_pipeline_are_refused(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for option in ("--pipeline=trian", "--pipelines=baseline,trian"):
         done = CliRunner().invoke(run, [option])
         assert done.exit_code == 1
@@ -240,8 +246,8 @@ def test_another_folder_and_an_unknown_pipeline_are_refused(monkeypatch: pytest.
         (["--pipeline=train", "--only-missing-outputs"], "not whether they match these parameters and data"),
     ],
 )
+@pytest.mark.usefixtures("root")
 def test_options_of_kedro_that_cannot_be_followed_are_refused_in_a_sentence(options: list[str], said: str) -> None:
-    bootstrap_project(Path(__file__).parents[2])
     done = CliRunner().invoke(run, options)
     assert done.exit_code in (1, 2)
     assert said in " ".join(done.output.split())
@@ -345,8 +351,9 @@ def test_an_evaluation_ends_with_its_verdict_and_a_link_to_the_report(
         ("--pipelines=train,eval", {"train,evaluate"}),
     ],
 )
-def test_the_shell_completes_names(typed: str, completions: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(root := Path(__file__).parents[2])
-    bootstrap_project(root)
+def test_the_shell_completes_names(
+    root: Path, typed: str, completions: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(root)
     found = ShellComplete(run, {}, "run", "_RUN_COMPLETE").get_completions([], typed)
     assert {item.value for item in found} == completions

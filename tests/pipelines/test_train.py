@@ -115,6 +115,15 @@ def project(tmp_path: Path, pipeline_folder: Path, empty_database: Path) -> Proj
     return Project(tmp_path, pipeline_folder)
 
 
+@pytest.fixture(scope="module")
+def earlier(tmp_path_factory: pytest.TempPathFactory, pipeline_folder: Path, empty_database: Path) -> Path:
+    """The adapters of another training."""
+    folder = tmp_path_factory.mktemp("earlier")
+    shutil.copy(empty_database, folder / "mlflow.db")
+    Project(folder, pipeline_folder).run(grpo=FEW)
+    return folder / "adapters"
+
+
 def tracked(project: Project) -> tuple[Tracker, str]:
     """The tracker of a new run, and the address of its database."""
     uri = f"sqlite:///{project.folder / 'mlflow.db'}"
@@ -180,9 +189,9 @@ def test_no_held_out_or_sealed_prompt_is_seen_in_training_and_the_adapters_say_s
 
 
 def test_a_stopped_run_says_how_to_go_on_and_keeps_the_old_adapters(
-    project: Project, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    project: Project, earlier: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    project.run(grpo=FEW)
+    shutil.copytree(earlier, project.folder / "adapters")
     before = (project.folder / "adapters" / "ar" / "adapter_model.safetensors").read_bytes()
     monkeypatch.setenv("STOP_AT", "2")
     with pytest.raises(KeyboardInterrupt):
@@ -287,9 +296,8 @@ def test_a_training_starts_from_other_adapters_and_their_reference_stays_the_bas
     assert not fresh.load("training_history").equals(started)
 
 
-def test_other_adapters_to_start_from_are_another_training(project: Project) -> None:
-    project.run(grpo=FEW)
-    adapters = shutil.copytree(project.folder / "adapters", project.folder / "before")
+def test_other_adapters_to_start_from_are_another_training(project: Project, earlier: Path) -> None:
+    adapters = shutil.copytree(earlier, project.folder / "before")
     project.run(grpo=FEW, train={"start": str(adapters)})
     made_by = json.loads((adapters / "training.json").read_text())["mlflow_run_id"]
     assert json.loads((project.folder / "adapters/training.json").read_text()).get("start.run") == made_by
@@ -344,11 +352,11 @@ def test_a_training_starts_from_a_lora_file_and_knows_it_again(
         ),
     ],
 )
-def test_adapters_of_another_shape_are_refused(project: Project, change: dict[str, Any], said: str) -> None:
-    project.run(grpo=FEW)
-    adapters = shutil.copytree(project.folder / "adapters", project.folder / "before")
+def test_adapters_of_another_shape_are_refused(
+    project: Project, earlier: Path, change: dict[str, Any], said: str
+) -> None:
     with pytest.raises(UserError, match=f"train.start: .*{said}"):
-        project.run(train={"start": str(adapters)}, **change)
+        project.run(train={"start": str(earlier)}, **change)
 
 
 def test_a_damaged_model_is_refused_by_name(project: Project) -> None:

@@ -18,13 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
 from tests.replacing import replaced
 
 DEVICE = torch.device("cuda:0")
 aten = torch.ops.aten
-_SOURCES = Path(__file__).parents[2] / "src" / "visual_grpo"
+_SOURCES = f"{Path(__file__).parents[2]}/src/visual_grpo/"
 _INDEXED = {aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_, aten._unsafe_index}
 _COPIES = {aten._to_copy, aten.copy_}
 _ASKS = {
@@ -232,7 +232,7 @@ class Accelerator(TorchDispatchMode):
 
     def run(self, function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """``function`` with values in the place of tensors, and its results on the device that they would be on."""
-        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        tensors = [*tensors_in(args), *tensors_in(kwargs)]
         there = any(isinstance(tensor, OnDevice) for tensor in tensors)
         asked = kwargs.get("device")
         packet = function.overloadpacket
@@ -250,13 +250,13 @@ class Accelerator(TorchDispatchMode):
             if function._schema.name == "aten::_to_copy" or "pin_memory" not in _arguments(function):
                 kwargs.pop("pin_memory")
         function = _LAZY.get(packet, function)
-        results = function(*tree_map(_held, args), **tree_map(_held, kwargs))
+        results = function(*mapped(_held, args), **mapped(_held, kwargs))
         if not goes_there or packet is aten._local_scalar_dense:
             return results
         if self.captured is not None:
-            self.captured.append((function, tree_map(_held, args), tree_map(_held, kwargs), results))
+            self.captured.append((function, mapped(_held, args), mapped(_held, kwargs), results))
         same = {id(tensor.held): tensor for tensor in tensors if isinstance(tensor, OnDevice)}
-        return tree_map(lambda leaf: _there(leaf, same), results)
+        return mapped(lambda tensor: _there(tensor, same), results)
 
     def _note_copies(self, packet: Any, args: Any, there: bool, goes_there: bool) -> None:
         if packet is aten.copy_:
@@ -279,8 +279,8 @@ class _Graph:
     def replay(self) -> None:
         for function, args, kwargs, results in self.launches:
             again = function(*args, **kwargs)
-            for old, new in zip(tree_leaves(results), tree_leaves(again), strict=True):
-                if isinstance(old, Tensor) and old.data_ptr() != new.data_ptr():  # Neither a view nor written in place.
+            for old, new in zip(tensors_in(results), tensors_in(again), strict=True):
+                if old.data_ptr() != new.data_ptr():  # Neither a view nor written in place.
                     old.copy_(new)
 
 
@@ -349,24 +349,39 @@ def _arguments(function: Any) -> set[str]:
     return {argument.name for argument in function._schema.arguments}
 
 
-def _held(leaf: Any) -> Any:
-    return leaf.held if isinstance(leaf, OnDevice) else leaf
+def mapped(function: Callable[[Tensor], Tensor], values: Any) -> Any:
+    """``values`` with ``function`` of each tensor; torch's own trees take as long as the operation."""
+    if isinstance(values, Tensor):
+        return function(values)
+    if isinstance(values, dict):
+        return {name: mapped(function, value) for name, value in values.items()}
+    return type(values)(mapped(function, value) for value in values) if type(values) in (tuple, list) else values
 
 
-def _there(leaf: Any, same: dict[int, OnDevice]) -> Any:
+def tensors_in(values: Any) -> list[Tensor]:
+    if isinstance(values, Tensor):
+        return [values]
+    inside = values.values() if isinstance(values, dict) else values if isinstance(values, tuple | list) else ()
+    return [tensor for value in inside for tensor in tensors_in(value)]
+
+
+def _held(tensor: Tensor) -> Tensor:
+    return tensor.held if isinstance(tensor, OnDevice) else tensor
+
+
+def _there(tensor: Tensor, same: dict[int, OnDevice]) -> Tensor:
     """What an operation wrote into is the very tensor that it was given."""
-    if not isinstance(leaf, Tensor) or isinstance(leaf, OnDevice):
-        return leaf
-    return same[id(leaf)] if id(leaf) in same else OnDevice(leaf)
+    if isinstance(tensor, OnDevice):
+        return tensor
+    return same[id(tensor)] if id(tensor) in same else OnDevice(tensor)
 
 
 def call_site() -> str:
     """``models/tokens/token_policy.py:87``: the innermost line of this project."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        file = Path(frame.f_code.co_filename)
-        if file.is_relative_to(_SOURCES):
-            return f"{file.relative_to(_SOURCES)}:{frame.f_lineno}"
+        if (file := frame.f_code.co_filename).startswith(_SOURCES):
+            return f"{file.removeprefix(_SOURCES)}:{frame.f_lineno}"
         frame = frame.f_back
     return "elsewhere"
 

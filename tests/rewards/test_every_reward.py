@@ -11,7 +11,6 @@ import pytest
 import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
-from torchvision import models
 
 from tests.rewards.learned import tiny
 from visual_grpo.common.images import to_tensor
@@ -44,15 +43,12 @@ BY_NAME: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
     folder = tmp_path_factory.mktemp("weights")
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        torch.save(models.alexnet().state_dict(), folder / "backbone.pth")
     torch.save(tiny.perceptron().state_dict(), folder / "aesthetic-model.pth")
     return {
         "clip": str(tiny.saved_clip(folder / "clip")),
         "dino": str(tiny.saved_dino(folder / "dino")),
         "head": str(folder),
-        "backbone": str(folder / "backbone.pth"),
+        "backbone": str(tiny.saved_alexnet(folder / "backbone.pth")),
     }
 
 
@@ -142,6 +138,7 @@ def test_order_and_neighbours_do_not_matter(
     name: str, rows: list[PromptRecord], weights: Mapping[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("visual_grpo.rewards.target.WINDOW", 3)  # For images so small.
+    monkeypatch.setattr("visual_grpo.rewards.ocr._PAGE_SIDE", SIDE)
     options = {key: weights.get(value, value) for key, value in BY_NAME.get(name, {}).items()}
     reward = build_reward(name, RewardConfig(function=None, options=options))
     make: Callable[[int], list[Any]] = answers if name == "negative_points" else images

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -44,24 +45,33 @@ serve("small {name}", lambda: lambda request: [image.getpixel((0, 0))[0] / 255 f
 """
 
 
+@pytest.fixture(scope="module")
+def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, dict[Any, Any]]]:
+    """A project whose workers are installed, with stand-ins of their weights; and those that run, for all tests."""
+    folder, running = tmp_path_factory.mktemp("workers"), dict[Any, Any]()
+    (folder / "workers").mkdir()
+    (folder / "workers" / "serve.py").symlink_to(WORKERS / "serve.py")
+    for name in ("imagereward", "geneval", "tesseract"):
+        (folder / "workers" / name).mkdir()
+        (folder / "workers" / name / "worker.py").write_text(SERVES.format(name=name))
+        python = folder / python_of(name)
+        python.parent.mkdir(parents=True)
+        python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+        python.chmod(0o755)
+    yield folder, running
+    for worker in running.values():
+        local_worker._end(worker.process, worker.errors)
+
+
 @pytest.fixture
-def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A project whose workers are installed, with stand-ins of their weights; no model is on this machine yet."""
-    for name in ("imagereward", "geneval", "tesseract"):
-        (tmp_path / "workers" / name).mkdir(parents=True)
-        (tmp_path / "workers" / name / "worker.py").write_text(SERVES.format(name=name))
-    (tmp_path / "workers" / "serve.py").symlink_to(WORKERS / "serve.py")
+def installed(workers: tuple[Path, dict[Any, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The project; no model is on this machine yet."""
+    folder, running = workers
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(local_worker, "_running", {})
-    monkeypatch.chdir(tmp_path)
-    for name in ("imagereward", "geneval", "tesseract"):
-        python_of(name).parent.mkdir(parents=True)
-        python_of(name).write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
-        python_of(name).chmod(0o755)
+    monkeypatch.setattr(local_worker, "_running", running)
+    monkeypatch.chdir(folder)
     with hub_at("http://127.0.0.1:9"):
-        yield tmp_path
-    for running in local_worker._running.values():
-        local_worker._end(running.process, running.errors)
+        yield folder
 
 
 @pytest.fixture(scope="session")
@@ -140,7 +150,10 @@ def test_what_the_records_lack_is_said_in_one_sentence(
     assert [said in str(error) for error in refused.value.errors] == [True]
 
 
-def test_a_judge_that_is_not_installed_is_said_with_what_leaves_it_out(installed: Path, weights: Path) -> None:
+def test_a_judge_that_is_not_installed_is_said_with_what_leaves_it_out(
+    installed: Path, weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(shutil.copytree(installed, tmp_path / "project", symlinks=True))
     python_of("imagereward").unlink()
     with hub(LARGE, weights):
         for origin in origins("clip"):

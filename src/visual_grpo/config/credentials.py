@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -97,11 +98,14 @@ def _looks_secret(key: str, text: str) -> bool:
     return _names_secret(key, text) or _KNOWN.search(text) is not None or _in_address(text)
 
 
-def _words(name: str) -> list[str]:
-    return [word.lower() for word in _WORD.findall(name)]
-
-
 def _names_secret(name: str, value: str) -> bool:
+    said = _said_by(name)
+    return _RANDOM.search(value) is not None if said is None else said
+
+
+@lru_cache(maxsize=4096)  # Every validation asks about the same names. Of values, nothing is kept.
+def _said_by(name: str) -> bool | None:
+    """Returns whether ``name`` is that of a secret; None where only a random value is one."""
     words = _words(name)
     if not words or words[-1] in _ABOUT:
         return False
@@ -114,12 +118,16 @@ def _names_secret(name: str, value: str) -> bool:
         return True
     if any(word == "token" and before not in _OF_TEXT for before, word in pairs):
         return True
-    return len(words) > 1 and words[-1] == "key" and _RANDOM.search(value) is not None
+    return None if len(words) > 1 and words[-1] == "key" else False
+
+
+def _words(name: str) -> list[str]:
+    return [word.lower() for word in _WORD.findall(name)]
 
 
 def _in_address(text: str) -> bool:
     """``https://user:password@host``, ``https://token@host``, and ``https://host/path?token=...#token``."""
-    return any(map(_holds_secret, _ADDRESS.findall(text)))
+    return "://" in text and any(map(_holds_secret, _ADDRESS.findall(text)))
 
 
 def _holds_secret(address: str) -> bool:

@@ -15,6 +15,7 @@ import io
 import shutil
 import threading
 from collections.abc import Mapping, Sequence
+from functools import cache
 from importlib import metadata
 from itertools import chain
 from pathlib import Path
@@ -135,6 +136,7 @@ def _signature(task: Task, sampler: Mapping[str, Any]) -> ModelSignature:
     return ModelSignature(inputs=inputs, outputs=outputs, params=ParamSchema(params))
 
 
+@cache
 def _requirements(base_weights: str) -> list[str]:
     """Returns the installed versions of the needed libraries; not this package, which no index has."""
     needed = [Requirement(text) for text in metadata.requires("visual-grpo") or []]

@@ -142,7 +142,7 @@ def tiny_sd3(folder: Path | str, **given: Any) -> Any:
         },
         "data": {"height": 64, "width": 96},
         "policy": {"flow": {"window_steps": 1}},
-        "sampling": {"rollout": {"steps": 2}, "eval": {"steps": 2}},
+        "sampling": {"rollout": {"steps": 2, "guidance_scale": 1.0}, "eval": {"steps": 1, "guidance_scale": 1.0}},
         "grpo": {"prompts_per_step": 2, "group_size": 2, "micro_batch_size": 2},
         "evaluation": {"batch_size": 2, "prompts": 2, "max_prompts": None, "controls": []},
         "plan": {"gpu": None, "prompt_words": 5},

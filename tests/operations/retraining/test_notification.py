@@ -13,10 +13,11 @@ import pytest
 from tests.evaluation.defaults import parameters
 from tests.small_project import ROOT
 from visual_grpo.common.errors import UserError
-from visual_grpo.config import MonitorConfig, RetrainConfig
+from visual_grpo.config import DataChecks, MonitorConfig, RetrainConfig
 from visual_grpo.data.drift import profile_of, write_profile
 from visual_grpo.data.manifest import RecordTable, write_manifest
 from visual_grpo.operations.retraining import job
+from visual_grpo.operations.retraining.data_check import problems
 from visual_grpo.operations.retraining.job import DataRefusedError, Retraining, is_due, monitored, notify
 from visual_grpo.operations.retraining.project import Project
 from visual_grpo.tracking.adapter_lookup import Registered
@@ -127,8 +128,9 @@ def test_data_are_compared_with_the_champions(tmp_path: Path, monkeypatch: pytes
     write_profile(profile_of(prepared("a cat")), tmp_path)
     champion = ChampionIn("visual_grpo", 3, {})
     object.__setattr__(champion, "folder", tmp_path)
-    retraining()._check_data(champion)
+    records, limits = "data/05_model_input/records.parquet", DataChecks()
+    assert problems(records, limits, tmp_path) == []
     prepared("two hundred thousand quick brown foxes and dogs")
-    retraining()._check_data(None)
+    assert problems(records, limits, None) == []
     with pytest.raises(DataRefusedError, match=r"100\.0% of the earlier prompts are gone"):
         retraining()._check_data(champion)

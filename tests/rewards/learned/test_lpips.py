@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torchvision import models
 
-from tests.rewards.learned.tiny import picture, record
+from tests.rewards.learned.tiny import picture, record, saved_alexnet
 from visual_grpo.common.errors import UserError
 from visual_grpo.rewards.learned.lpips_similarity import LpipsReward
 
@@ -22,18 +22,15 @@ MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    file = tmp_path_factory.mktemp("backbone") / "alexnet.pth"
-    with torch.random.fork_rng():
-        torch.manual_seed(3)
-        net = models.alexnet()
-    torch.save({name: value for name, value in net.state_dict().items() if name.startswith("features")}, file)
-    return file
+    return saved_alexnet(tmp_path_factory.mktemp("backbone") / "alexnet.pth")
 
 
 def by_the_formula(file: Path, one: Tensor, other: Tensor) -> float:
     """Equation 1: unit-normalised features, squared differences, weighted by channel, averaged over the positions."""
-    features = models.alexnet().features.eval()
-    features.load_state_dict({name.removeprefix("features."): value for name, value in torch.load(file).items()})
+    with torch.device("meta"):
+        features = models.alexnet().features.eval()
+    weights = {name.removeprefix("features."): value for name, value in torch.load(file).items()}
+    features.load_state_dict({name: weights[name] for name in features.state_dict()}, assign=True)
     heads = torch.load(Path(lpips.__file__).parent / "weights" / "v0.1" / "alex.pth", map_location="cpu")
     shift, scale = (torch.tensor(values)[:, None, None] for values in (MEAN, DEVIATION))
     first, second = ((image / 255 - shift) / scale for image in (one.float(), other.float()))
@@ -98,8 +95,7 @@ def test_missing_weights_are_told_with_their_address(tmp_path: Path, monkeypatch
 
 def test_a_downloaded_backbone_must_have_the_hash_in_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
-    file = tmp_path / "drawn.pth"
-    torch.save(models.alexnet().state_dict(), file)
+    file = saved_alexnet(tmp_path / "drawn.pth")
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
     published = models.AlexNet_Weights.IMAGENET1K_V1.value
     monkeypatch.setattr(published, "url", f"https://download.pytorch.org/models/alexnet-{digest[:8]}.pth")

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torchvision import models
 
 from visual_grpo.common.images import to_pil
 from visual_grpo.common.types import PromptRecord
@@ -53,6 +54,20 @@ def perceptron(width: int = 8) -> nn.ModuleDict:
         first = [nn.Linear(width, 1024), nn.Dropout(0.2), nn.Linear(1024, 128), nn.Dropout(0.2)]
         last = [nn.Linear(128, 64), nn.Dropout(0.1), nn.Linear(64, 16), nn.Linear(16, 1)]
     return nn.ModuleDict({"layers": nn.Sequential(*first, *last)}).eval().requires_grad_(False)
+
+
+def saved_alexnet(file: Path) -> Path:
+    """The convolutions of an AlexNet, and a classifier that is none: LPIPS does not read its 58 million weights."""
+    with torch.device("meta"):
+        features = models.alexnet().features
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        for layer in features.to_empty(device="cpu"):
+            if isinstance(layer, nn.Conv2d):
+                layer.reset_parameters()
+    weights = {f"features.{name}": value for name, value in features.state_dict().items()}
+    torch.save(weights | {"classifier.6.bias": torch.zeros(1)}, file)
+    return file
 
 
 def loud(model: nn.Module, scale: float = 0.3) -> None:
