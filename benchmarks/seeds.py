@@ -26,7 +26,7 @@ from typing import Any
 import pandas as pd
 
 from visual_grpo.common import quiet_libraries
-from visual_grpo.config.schema import validate
+from visual_grpo.config.validation import validate
 from visual_grpo.evaluation.comparison import compare
 from visual_grpo.evaluation.samples import read_scores
 from visual_grpo.models.run_spec import resolve

@@ -22,7 +22,7 @@ from torch.distributed.run import get_args_parser
 from tests.markdown import ROOT
 from visual_grpo.config import Parameters
 from visual_grpo.config.presets import AUTO
-from visual_grpo.config.schema import _section, validate
+from visual_grpo.config.validation import _section, validate
 from visual_grpo.models.run_spec import resolve
 from visual_grpo.pipeline_registry import NAMES
 from visual_grpo.settings import CONFIG_LOADER_ARGS

@@ -19,7 +19,7 @@ from tests.operations.plan.configurations import parameters_of
 from tests.small_project import merged
 from visual_grpo.common.errors import UserError
 from visual_grpo.config import ModelConfig
-from visual_grpo.config.schema import validate
+from visual_grpo.config.validation import validate
 from visual_grpo.models.family import find_family
 from visual_grpo.models.family_check import check_family
 from visual_grpo.models.run_spec import options_of, resolve

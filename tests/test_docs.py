@@ -143,8 +143,8 @@ def test_the_site_builds_strictly_and_loads_nothing_from_the_network(tmp_path: P
     formulas = pages["algorithms.html"]
     assert formulas.count("<math") > 60
     assert not re.search(r"\\(frac|text|sum|log|left)", formulas)
-    assert "source/src/visual_grpo/grpo/losses.py.txt" in formulas
-    assert (site / "source/src/visual_grpo/grpo/losses.py.txt").is_file()
+    assert "source/src/visual_grpo/grpo/advantages.py.txt" in formulas
+    assert (site / "source/src/visual_grpo/grpo/advantages.py.txt").is_file()
     if BROWSER is not None:
         profile = ("--virtual-time-budget=15000", f"--user-data-dir={tmp_path / 'profile'}")
         words = [BROWSER, *SETTINGS, *profile, "--dump-dom", f"{(site / 'index.html').as_uri()}?q=alarm"]

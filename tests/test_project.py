@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from visual_grpo.config.schema import validate
+from visual_grpo.config.validation import validate
 from visual_grpo.hooks.parameters import ProjectConfigLoader
 from visual_grpo.models.run_spec import resolve
 from visual_grpo.pipeline_registry import register_pipelines

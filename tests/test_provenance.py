@@ -14,8 +14,8 @@ from visual_grpo import provenance
 from visual_grpo.common.errors import Remedy, UserError
 from visual_grpo.common.importing import load_attribute
 from visual_grpo.config.decides import DEPENDS_ON
-from visual_grpo.config.schema import validate
 from visual_grpo.config.training import ModuleConfig
+from visual_grpo.config.validation import validate
 from visual_grpo.provenance import (
     code_notes,
     differences,

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import Parameters
-from visual_grpo.grpo.losses import group_advantages
+from visual_grpo.grpo.advantages import group_advantages
 from visual_grpo.models.flow.parts import TextConditions
 from visual_grpo.models.flow.transitions import log_prob, ode_step, transition, transition_kl
 

@@ -13,9 +13,9 @@ from .config import LoraParams as LoraParams
 from .config import PolicyConfig as PolicyConfig
 from .config import SamplerConfig as SamplerConfig
 from .evaluation.paired import paired_difference as paired_difference
+from .grpo.advantages import gdpo_rewards as gdpo_rewards
+from .grpo.advantages import group_advantages as group_advantages
 from .grpo.losses import clipped_surrogate as clipped_surrogate
-from .grpo.losses import gdpo_rewards as gdpo_rewards
-from .grpo.losses import group_advantages as group_advantages
 from .grpo.losses import importance_ratio as importance_ratio
 from .grpo.losses import k3_kl as k3_kl
 from .grpo.trainer import GRPOTrainer as GRPOTrainer

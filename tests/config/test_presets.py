@@ -11,7 +11,7 @@ from tests.evaluation.defaults import parameters
 from visual_grpo.common.errors import UserError
 from visual_grpo.config import Parameters, merged
 from visual_grpo.config.presets import PRESETS
-from visual_grpo.config.schema import ParameterError, validate
+from visual_grpo.config.validation import ParameterError, validate
 from visual_grpo.rewards.catalogue import BUILT_IN
 from visual_grpo.starter.world_defaults import with_world
 

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from visual_grpo.common.errors import UserError
 from visual_grpo.config import GRPOConfig, ModuleConfig, PromotionConfig, flatten
 from visual_grpo.config.credentials import with_variables
-from visual_grpo.config.schema import ParameterError, validate
+from visual_grpo.config.validation import ParameterError, validate
 from visual_grpo.starter.world_defaults import with_world
 
 ROOT = Path(__file__).parents[2]

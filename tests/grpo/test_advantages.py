@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from visual_grpo.grpo.losses import Scale, gdpo_rewards, group_advantages, zero_variance_groups
+from visual_grpo.grpo.advantages import Scale, gdpo_rewards, group_advantages, zero_variance_groups
 from visual_grpo.grpo.metrics import variance_shares
 
 NAN = float("nan")

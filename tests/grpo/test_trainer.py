@@ -19,7 +19,8 @@ from visual_grpo.common.decisions import GaussianLikelihoods, Likelihoods
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import Scores
 from visual_grpo.config import GRPOConfig
-from visual_grpo.grpo.losses import LOSSES, Scale, gdpo_rewards, group_advantages
+from visual_grpo.grpo.advantages import Scale, gdpo_rewards, group_advantages
+from visual_grpo.grpo.losses import LOSSES
 from visual_grpo.grpo.metrics import Clock, _reward_metrics
 from visual_grpo.grpo.sampling import informative_groups, sample_and_score, with_all_groups
 from visual_grpo.grpo.trainer import GRPOTrainer

@@ -27,7 +27,7 @@ from visual_grpo.common.images import read_size
 from visual_grpo.common.types import PromptRecord, StepMetrics, TextSample
 from visual_grpo.config import Parameters
 from visual_grpo.config.pipelines import DATA_FLOW
-from visual_grpo.config.schema import validate
+from visual_grpo.config.validation import validate
 from visual_grpo.data.datasets import RecordsDataset
 from visual_grpo.hooks.parameters import RUN_SPEC, parameter_entries
 from visual_grpo.models.run_spec import resolve

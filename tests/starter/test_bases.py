@@ -15,7 +15,7 @@ from tests.small_project import ROOT
 from visual_grpo.common.device import processor
 from visual_grpo.common.digests import content_digest
 from visual_grpo.common.errors import UserError
-from visual_grpo.config.schema import validate
+from visual_grpo.config.validation import validate
 from visual_grpo.starter import build
 from visual_grpo.starter.build import BASES, find_base, model_recipe, pretrain_model
 from visual_grpo.starter.pretraining import digest_of, starter_notes

@@ -13,7 +13,7 @@ from tests.evaluation.defaults import parameters
 from tests.small_project import ROOT
 from visual_grpo.common.errors import UserError
 from visual_grpo.config import Parameters
-from visual_grpo.config.schema import validate
+from visual_grpo.config.validation import validate
 from visual_grpo.operations.preflight.check import check_before_run
 from visual_grpo.pipelines import starter
 from visual_grpo.rewards.remote.local_worker import python_of

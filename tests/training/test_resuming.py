@@ -19,7 +19,7 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import StepMetrics
 from visual_grpo.config import Parameters
 from visual_grpo.config.presets import TARGET_JUDGE
-from visual_grpo.config.schema import validate
+from visual_grpo.config.validation import validate, with_target_judge
 from visual_grpo.grpo.checkpoint import METADATA, SUMS, _line, save_checkpoint
 from visual_grpo.provenance import INPUTS, MEANING
 from visual_grpo.training import resuming
@@ -321,7 +321,7 @@ def test_the_parameters_of_the_run_are_used_where_none_are_given(tmp_path: Path)
 
 @pytest.mark.parametrize(("named", "differs"), [({}, False), ({TARGET_JUDGE: None}, True)])
 def test_a_judge_that_the_records_added_is_no_difference(tmp_path: Path, named: dict[str, None], differs: bool) -> None:
-    tree = parameters(tmp_path).with_target_judge().public()
+    tree = with_target_judge(parameters(tmp_path)).public()
     save_checkpoint(tmp_path / "checkpoints", 1, {"a": torch.zeros(1)}, {"provenance": {"parameters": tree}})
     run = resuming.find_run("auto", tmp_path / "checkpoints")
     assert run is not None

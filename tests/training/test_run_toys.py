@@ -29,8 +29,9 @@ from visual_grpo.grpo.trainer import GRPOTrainer
 from visual_grpo.models.families.sd3 import Sd3Options
 from visual_grpo.models.family import NoOptions, find_family
 from visual_grpo.models.run_spec import RunSpec
+from visual_grpo.training.likely_mistakes import is_raisable
 from visual_grpo.training.resuming import resumed_run
-from visual_grpo.training.run import Callbacks, TrainingRun, _may_be_raised
+from visual_grpo.training.run import Callbacks, TrainingRun
 
 
 class TokenModel(ToyTokenPolicy):
@@ -228,7 +229,7 @@ def test_prompts_that_the_model_cuts_are_counted_before_the_training(
         return [note for note in notes if "than the model reads" in note]
 
     assert said(RECORDS) == []
-    monkeypatch.setattr("visual_grpo.training.run.MEASURED_PROMPTS", 3)
+    monkeypatch.setattr("visual_grpo.training.likely_mistakes.MEASURED_PROMPTS", 3)
     long = [replace(record, prompt=f"one two three four {word}") for record, word in zip(RECORDS, "abab", strict=False)]
     (note,) = said([*RECORDS[4:], *long])
     assert "Warning: 2 of 7 prompts (the 3 longest were looked at) have more tokens than the model reads" in note
@@ -247,7 +248,7 @@ def test_prompts_that_the_model_cuts_are_counted_before_the_training(
 def test_more_tokens_are_advised_where_the_option_sets_the_limit_and_can_be_higher(
     options: Any, limit: int, may: bool
 ) -> None:
-    assert _may_be_raised(options, limit) == may
+    assert is_raisable(options, limit) == may
 
 
 @pytest.mark.parametrize(

@@ -1,24 +1,15 @@
-"""The whole parameter tree, and the check that explains what is wrong with it; units are in the field descriptions."""
+"""The whole parameter tree; units are in the field descriptions."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import Annotated, Any, Literal, Self, get_args, get_origin
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import (
-    BaseModel,
-    Field,
-    ModelWrapValidatorHandler,
-    PrivateAttr,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
-from pydantic_core import ErrorDetails
+from pydantic import Field, ModelWrapValidatorHandler, PrivateAttr, field_validator, model_validator
 
-from visual_grpo.common.errors import UserError, nearest, nearest_hint
+from visual_grpo.common.errors import nearest_hint
 from visual_grpo.config.base import AdapterName, NotEmpty, OnRequest, Strict
 from visual_grpo.config.credentials import find_secrets
 from visual_grpo.config.data import DataConfig, StarterConfig
@@ -37,7 +28,7 @@ from visual_grpo.config.pipelines import (
     VoteConfig,
 )
 from visual_grpo.config.policy import DistributedConfig, LoraParams, ModelConfig, PolicyConfig, SamplingConfig
-from visual_grpo.config.presets import AUTO, LISTED, PRESETS, TARGET_JUDGE, PresetName, with_rewards
+from visual_grpo.config.presets import AUTO, LISTED, PRESETS, PresetName, with_rewards
 from visual_grpo.config.rewards import RewardConfig
 from visual_grpo.config.training import (
     AlarmConfig,
@@ -257,22 +248,10 @@ class Parameters(Strict):
         reward = AUTO if self.reward == AUTO else LISTED
         return self.model_dump(mode="json", exclude={"retrain", "trust"}) | {"reward": reward}
 
-    def with_chosen_preset(self, preset: str) -> Parameters:
-        """Returns the parameters with the rewards of ``preset``, which the records have chosen."""
-        return self._with(preset, {})
-
-    def with_target_judge(self) -> Parameters:
-        """Returns the parameters with the judge of target images, unless the user has named or removed one."""
-        judged = any(reward.judge for reward in self.rewards.values())
-        if judged or self.reward == LISTED or self.data.task == "segmentation" or TARGET_JUDGE in self.rewards:
-            return self
-        frames = {} if self.data.frames is None else {"frames": "all"}
-        return self._with(self.reward, {TARGET_JUDGE: {"judge": True, **frames}})
-
-    def _with(self, preset: str | None, rewards: Mapping[str, Any]) -> Parameters:
-        tree = self.model_dump()
-        entries = tree["rewards"] | rewards | dict.fromkeys(self._removed)
-        return validate({**tree, "reward": preset, "rewards": entries})
+    @property
+    def removed_rewards(self) -> tuple[str, ...]:
+        """Rewards that are null: they are also left out of a preset that the records choose."""
+        return self._removed
 
     def weights(self, modules: Sequence[str]) -> dict[str, float]:
         """Each reward's weight: of one module in its training, the mean over several where they are judged together."""
@@ -283,7 +262,6 @@ class Parameters(Strict):
         }
 
     _removed: tuple[str, ...] = PrivateAttr(())
-    """Rewards that are null: they are also left out of a preset that the records choose."""
 
     @model_validator(mode="wrap")
     @classmethod
@@ -324,97 +302,3 @@ def merged(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
             change = merged(before, change)
         both[name] = change
     return both
-
-
-_LONGEST_VALUE = 80
-_OF_A_UNION = re.compile(r"(str|int|float|bool|list|tuple|dict)(\[.*\])?")
-"""Suffix that pydantic adds to the name of a parameter of several types: the type that the value is not."""
-
-
-class ParameterError(UserError):
-    """The parameters cannot be used; the message lists every problem."""
-
-
-def validate(tree: Mapping[str, Any]) -> Parameters:
-    """Returns the typed parameters of a tree, which the YAML files and ``--params`` make together.
-
-    Raises ParameterError for unknown keys, wrong types and impossible values, all in one message.
-    """
-    try:
-        return Parameters.model_validate(dict(tree))
-    except ValidationError as error:
-        details: dict[Sequence[int | str], ErrorDetails] = {}
-        for detail in error.errors(include_url=False):
-            details.setdefault(_without_type(detail["loc"]), detail)
-        problems = [_explain(path, detail) for path, detail in details.items()]
-    count = "A parameter is wrong" if len(problems) == 1 else f"{len(problems)} parameters are wrong"
-    lines = "\n".join(f"  {problem}" for problem in problems)
-    raise ParameterError(
-        f"{count}:\n{lines}\n"
-        "What every parameter means and may be: src/visual_grpo/config/. Values: conf/base/parameters.yml."
-    )
-
-
-def _without_type(path: tuple[int | str, ...]) -> tuple[int | str, ...]:
-    """Drops the type that pydantic appends to the path of a parameter of several types."""
-    return path[:-1] if len(path) > 1 and _OF_A_UNION.fullmatch(str(path[-1])) else path
-
-
-def _explain(path: Sequence[int | str], detail: ErrorDetails) -> str:
-    section = _section(path[:-1])
-    fields = section.model_fields if section is not None else {}
-    field = fields.get(str(path[-1])) if path else None
-    meaning = f" ({field.description})" if field is not None and field.description else ""
-    name = ".".join(map(str, path)) or "parameters"
-    if detail["type"] == "missing":
-        return f"{name} is missing{meaning}"
-    value = repr(detail["input"])
-    value = value if len(value) <= _LONGEST_VALUE else value[:_LONGEST_VALUE] + "..."
-    is_shown = not isinstance(detail["input"], Mapping) and not any(find_secrets({name: detail["input"]}))
-    shown = f" = {value}" if is_shown else ""
-    if detail["type"] == "extra_forbidden":
-        return f"{name}{shown}: this parameter does not exist.{_nearest_key(path, list(fields))}"
-    allowed = detail["msg"].removeprefix("Value error, ").replace("Input should", "should", 1)
-    hint = ""
-    if detail["type"] == "literal_error":
-        hint = nearest_hint(str(detail["input"]), re.findall(r"'([^']*)'", detail["ctx"]["expected"]))
-    return f"{name}{shown}: {allowed}{meaning}{hint}"
-
-
-def _nearest_key(path: Sequence[int | str], beside: Sequence[str]) -> str:
-    """Suggests the nearest key: one ``beside`` the wrong one, else one anywhere in the tree."""
-    near = nearest(str(path[-1]), beside)
-    if near is not None:
-        return f" Did you mean {'.'.join(map(str, [*path[:-1], near]))!r}?"
-    # Of two keys with one name the shallower is the better known.
-    names = sorted(_names(Parameters), key=lambda name: -name.count("."))
-    elsewhere = {name.rpartition(".")[2]: name for name in names}
-    near = nearest(str(path[-1]), elsewhere, cutoff=0.75)
-    if near is not None:
-        return f" Did you mean {elsewhere[near]!r}?"
-    return f" Allowed here: {', '.join(beside)}" if beside else ""
-
-
-def _section(path: Sequence[int | str]) -> type[BaseModel] | None:
-    """Returns the model that holds the keys at ``path``; None if there is none."""
-    annotation: Any = Parameters
-    for part in path:
-        if get_origin(annotation) is dict:
-            annotation = get_args(annotation)[1]
-        elif _is_model(annotation) and part in annotation.model_fields:
-            annotation = annotation.model_fields[part].annotation
-        else:
-            return None
-    return annotation if _is_model(annotation) else None
-
-
-def _names(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
-    for name, field in model.model_fields.items():
-        yield f"{prefix}{name}"
-        annotation: Any = field.annotation
-        if _is_model(annotation):
-            yield from _names(annotation, f"{prefix}{name}.")
-
-
-def _is_model(annotation: object) -> bool:
-    return isinstance(annotation, type) and issubclass(annotation, BaseModel)

@@ -87,7 +87,7 @@ class GRPOConfig(Strict, decides=Decides.TRAINING):
         default=None,
         description="standard deviation that divides advantages: group: of the group's rewards; batch: of all rewards"
         " of the step; batch_centred: of these less their group's mean; none: no division; null = "
-        "batch_centred with combine=gdpo, else the loss's own (dr_grpo none, all other losses group)",
+        "batch_centred with combine=gdpo, else the loss's own (dr_grpo none, awm batch, all others group)",
     )
     advantage_epsilon: float = Field(
         default=1e-4, gt=0, description="added to the standard deviation, in units of reward"

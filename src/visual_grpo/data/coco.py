@@ -169,7 +169,7 @@ class _AnnotationFile:
             raise UserError(f"{file} is not a COCO file ({type(error).__name__}: {error}).") from error
         self._split = split_in_path(file.name)
         self._pictures: dict[str, list[str]] = {}
-        """By name, relative to the folder."""
+        """Paths of pictures, relative to the folder, by file name."""
         for picture in filter(is_image_name, limits.walk(self.folder)):
             self._pictures.setdefault(_key(picture).name, []).append(picture)
         self._has_split = any(_split_of(each) == self._split for same in self._pictures.values() for each in same)

@@ -70,7 +70,7 @@ class Profile(Strict):
     prompts: tuple[str, ...]
     """Hashes of the `MAX_PROMPTS` distinct prompts with the lowest hashes."""
     values: dict[str, Values]
-    """By name, such as ``prompt_characters`` or ``target_brightness``."""
+    """Values by the name of what is measured, such as ``prompt_characters`` or ``target_brightness``."""
 
 
 def profile_of(records: RecordTable) -> Profile:

@@ -77,9 +77,10 @@ class Prepared(NamedTuple):
     notes: Sequence[Note]
     label: int | None
     looks: tuple[bytes, ...]
-    """Of its pictures (`near_copies.look_of`); none where a group is given, which says what is seen together."""
+    """Digests of how its pictures look (`near_copies.look_of`); none where a group is given, which says what is seen
+    together."""
     query: tuple[str, str] | None = None
-    """Of a query: its text and the digest of its image."""
+    """The text of a query and the digest of its image."""
 
 
 class Preparation:
@@ -91,7 +92,7 @@ class Preparation:
         self._report, self._found = Report(config), Found(self.source)
         self._groups = Groups(holds_out=bool(config.held_out_split))
         self._looks: list[tuple[bytes, ...]] = []
-        """Of the pictures of each row of the draft."""
+        """`Prepared.looks` of each row of the draft."""
 
     def write(self, manifest: Path, progress: Callable[[], object] = lambda: None) -> Report:
         """Prepares every record, calling ``progress`` after each; the manifest has the report, too.

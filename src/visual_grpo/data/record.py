@@ -112,7 +112,7 @@ class Note:
     """A remark about something that is not rejected; the report counts the notes of one text."""
 
     kind: str
-    """What it is of, such as ``picture``."""
+    """The kind of thing that it is about, such as ``picture``."""
     text: str
     place: Place = Place("")
 
@@ -125,7 +125,7 @@ class Rejected(Exception):  # noqa: N818 (an outcome, not a program error)
     """A record that cannot be used; raised by a check, yielded with its place by `at`."""
 
     reason: str
-    """By which the report counts, such as ``missing_target``."""
+    """The word by which the report counts, such as ``missing_target``."""
     message: str
     remedy: str
     place: Place = Place("")

@@ -87,7 +87,7 @@ class InterimAnalysis:
 
     watched: tuple[Watched, ...]
     rises: Mapping[str, PairedDifference]
-    """Of the total, and of each reward that a judge is for, on the prompts that both could score."""
+    """The change of the total, and of each reward that a judge is for, on the prompts that both could score."""
 
     @property
     def risen(self) -> set[str]:

@@ -48,7 +48,7 @@ class Condition:
     what: str
     """The measured quantity, in words."""
     measured: PairedDifference
-    """Of the candidate, as ``trained``, and the reference, as ``baseline``."""
+    """Its difference; ``trained`` is the candidate, ``baseline`` the reference."""
     relation: str
     """``>``, ``>=`` or ``<=``: how ``bound`` must relate to ``limit``."""
     limit: float

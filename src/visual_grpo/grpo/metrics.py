@@ -16,7 +16,7 @@ from torch import Tensor
 
 from visual_grpo.common.types import Rollout, Scores, StepMetrics, TrainBatch
 from visual_grpo.config import GRPOConfig
-from visual_grpo.grpo.losses import Scale, combined_rewards, group_advantages, used_rewards, zero_variance_groups
+from visual_grpo.grpo.advantages import Scale, combined_rewards, group_advantages, used_rewards, zero_variance_groups
 
 SAMPLER_GAP = "sampler_gap"
 _TRAINERS = ("approx_kl", "kl", SAMPLER_GAP)

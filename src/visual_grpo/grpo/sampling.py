@@ -20,8 +20,8 @@ from visual_grpo.common.types import (
     checked_record,
 )
 from visual_grpo.config import GRPOConfig
+from visual_grpo.grpo.advantages import combined_rewards, zero_variance_groups
 from visual_grpo.grpo.distributed.rollouts import roll_out
-from visual_grpo.grpo.losses import combined_rewards, zero_variance_groups
 from visual_grpo.grpo.metrics import Clock
 
 T = TypeVar("T")

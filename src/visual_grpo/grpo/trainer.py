@@ -19,9 +19,10 @@ from visual_grpo.common.decisions import Likelihoods
 from visual_grpo.common.phases import alike, phase
 from visual_grpo.common.types import Policy, PromptRecord, Scorer, StepMetrics, TrainBatch
 from visual_grpo.config import GRPOConfig
+from visual_grpo.grpo.advantages import combined_rewards, group_advantages
 from visual_grpo.grpo.checkpoint import tensors_under
 from visual_grpo.grpo.distributed import ranks
-from visual_grpo.grpo.losses import LOSSES, PolicyLoss, combined_rewards, group_advantages
+from visual_grpo.grpo.losses import LOSSES, PolicyLoss
 from visual_grpo.grpo.metrics import SAMPLER_GAP, Clock, UpdateMetrics, step_metrics
 from visual_grpo.grpo.optimizer import AdapterOptimizer, non_finite
 from visual_grpo.grpo.ratio_check import check_ratio

@@ -34,7 +34,8 @@ class TrustRegion:
         self.scale = 1.0
         """Factor on the learning rate."""
         self.moved = self.reached = 0.0
-        """By the last step so far, and the largest share of an update's own target that was measured."""
+        """KL by which this step has moved the policy so far, and the largest share of an update's own target that was
+        measured."""
         self._updates = 0
         self._start: list[Tensor] = []
         self._rounding = 0.0

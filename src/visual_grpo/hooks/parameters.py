@@ -25,7 +25,8 @@ from visual_grpo.config.credentials import find_secrets
 from visual_grpo.config.pipelines import CHAMPION
 from visual_grpo.config.places import OUTPUT, use_catalog
 from visual_grpo.config.presets import LISTED, PRESETS
-from visual_grpo.config.schema import Resume, validate
+from visual_grpo.config.schema import Resume
+from visual_grpo.config.validation import validate
 from visual_grpo.data.datasets import require_path
 from visual_grpo.hooks.inputs_and_outputs import tags_of
 from visual_grpo.models.lora_lookup import lora_at_commit

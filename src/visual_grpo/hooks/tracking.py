@@ -169,6 +169,6 @@ def run_name(
 
 
 def _short(value: object) -> str:
-    """As ``--params`` takes it: null, not None."""
+    """Returns a value as ``--params`` takes it: null, not None."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return shorten(text, _LONGEST_VALUE, placeholder="...")

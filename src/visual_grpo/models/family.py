@@ -32,7 +32,7 @@ class Family:
 
     name: str
     modules: Mapping[str, Module]
-    """By name, in the order in which they generate."""
+    """The trainable modules by name, in the order in which they generate."""
     tasks: tuple[Task, ...]
     saved_as: tuple[str, ...]
     """Classes that a saved model names in its model_index.json or config.json."""

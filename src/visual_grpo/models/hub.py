@@ -37,7 +37,7 @@ class HubModel:
     path: str
     commit: str
     name: str
-    """As the hub calls it now; differs from ``path`` where it was renamed."""
+    """The repository's name on the hub now; differs from ``path`` where it was renamed."""
     to_download: int = 0
     """Bytes of weights that are not in the cache; 0 without a network, too."""
     cached: int = 0

@@ -34,7 +34,7 @@ class ModelSettings:
     size: tuple[int, int]
     """(height, width) in pixels."""
     frames: int | None = None
-    """Of a video; None = images."""
+    """Frames of a video; None = images."""
     fps: float = 16.0
     """Frames per second of a video."""
     policy: PolicyConfig

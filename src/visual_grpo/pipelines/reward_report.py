@@ -22,7 +22,7 @@ from visual_grpo.config import GRPOConfig
 from visual_grpo.data.manifest import RecordTable
 from visual_grpo.evaluation.pictures import caption, grid, of_sample
 from visual_grpo.evaluation.samples import distinct_prompts, generate_batches, requests
-from visual_grpo.grpo.losses import zero_variance_groups
+from visual_grpo.grpo.advantages import zero_variance_groups
 from visual_grpo.grpo.metrics import variance_shares
 from visual_grpo.models.run_spec import RunSpec
 from visual_grpo.rewards.combine import RewardSet

@@ -123,8 +123,8 @@ def _luma(sample: Tensor) -> Tensor:
 
 
 def _noise(luma: Tensor) -> float:
-    """From the mean absolute response of the mask, whose standard deviation is 6 times that of the noise; sqrt(pi / 2)
-    turns a normal variable's mean absolute value into its standard deviation."""
+    """Estimated from the mean absolute response of the mask, whose standard deviation is 6 times that of the noise;
+    sqrt(pi / 2) turns a normal variable's mean absolute value into its standard deviation."""
     return math.sqrt(math.pi / 2) / 6 * float(_filtered(luma, _NOISE).abs().mean())
 
 

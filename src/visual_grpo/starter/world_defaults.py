@@ -13,7 +13,7 @@ from visual_grpo.common.errors import UserError, nearest_hint
 from visual_grpo.config import flatten
 from visual_grpo.config.places import home_folder, or_default, place, section, with_output_folders
 from visual_grpo.config.presets import AUTO, LISTED, Preset, optimised_rewards, with_preset
-from visual_grpo.config.schema import validate
+from visual_grpo.config.validation import validate
 from visual_grpo.starter.worlds import SHAPES, World, find_world
 
 CONF = Path("conf/base/parameters.yml")

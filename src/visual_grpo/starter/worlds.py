@@ -54,7 +54,7 @@ class World:
     render: str
     """``(folder, records_per_prompt, height, width, seed, task)``: writes the dataset (`pretraining.write_dataset`)."""
     models: Mapping[str, SmallModel]
-    """By family; the first is the default."""
+    """Small models by family; the first is the default."""
     preset: Preset
     """Sections ``rewards`` and ``modules`` of the parameters, for its data."""
     texts: str | None = None

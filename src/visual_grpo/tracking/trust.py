@@ -20,8 +20,8 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.common.files import require_no_links
 from visual_grpo.config import Parameters
 from visual_grpo.config.presets import with_rewards
-from visual_grpo.config.schema import ParameterError, validate
 from visual_grpo.config.stated import parameters_digest, reaching
+from visual_grpo.config.validation import ParameterError, validate
 from visual_grpo.models.lora_lookup import without_commit
 from visual_grpo.tracking import mlflow_api
 from visual_grpo.tracking.adapter_lookup import versions_with

@@ -23,13 +23,13 @@ class Gains:
     """The last proven gain of a training, and the evaluations since; in every checkpoint."""
 
     step: int = 0
-    """Of the evaluation with the last proven gain; 0: there was no evaluation yet."""
+    """The step of the evaluation with the last proven gain; 0: there was no evaluation yet."""
     totals: list[float] = field(default_factory=list)
     """Its total rewards, one for each eval prompt; NaN = unscored."""
     without: int = 0
     """Evaluations since then, none with a proven gain."""
     change: tuple[float, float, float] = (0.0, 0.0, 0.0)
-    """From it to the newest evaluation: the mean difference and both ends of its 95% interval."""
+    """The mean difference from it to the newest evaluation, and both ends of its 95% interval."""
 
     def look(self, step: int, totals: Sequence[float], units: Sequence[str], patience: int) -> None:
         """Compares an evaluation, ``totals[i]`` for a prompt of unit ``units[i]``, with the last proven gain."""

@@ -12,7 +12,8 @@ from visual_grpo.common.errors import UserError, nearest_hint
 from visual_grpo.common.files import require_no_links, settled, write_atomically
 from visual_grpo.config import Parameters, flatten, merged, presets
 from visual_grpo.config.decides import DEPENDS_ON, Decides
-from visual_grpo.config.schema import Resume, validate
+from visual_grpo.config.schema import Resume
+from visual_grpo.config.validation import validate
 from visual_grpo.grpo import checkpoint
 
 STEPS = "grpo.steps"

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import heapq
 import json
 import math
 import shutil
 import signal
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from operator import itemgetter
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import pandas as pd
 import torch
-from pydantic import ValidationError
 from torch import Tensor
 
 from visual_grpo.adapter_folder import FACTS, HISTORY, weight_sums
-from visual_grpo.common.errors import UserError, counted
+from visual_grpo.common.errors import UserError
 from visual_grpo.common.processes import StopRequest, stop_request
 from visual_grpo.common.types import PromptRecord, Sample, Scores, StepMetrics
 from visual_grpo.evaluation.alarm import HackingMonitor, InterimAnalysis
@@ -35,14 +31,11 @@ from visual_grpo.models.model import DistributedModel, Model
 from visual_grpo.models.run_spec import RunSpec
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.training.ema import AdapterAverage
+from visual_grpo.training.likely_mistakes import equal_rewards, likely_mistakes
 from visual_grpo.training.resuming import ResumedRun
 from visual_grpo.training.run_checkpoints import PICTURES, Progress, RunCheckpoints
 
 SHOWN_PROMPTS, SHOWN_EACH = 4, 4
-MEASURED_PROMPTS = 2000
-"""Prompts whose tokens are counted, a second's work."""
-EQUAL_STEPS = 5
-"""Steps in a row without any difference in reward within a prompt, after which the run says so."""
 STOPPING = "Stopping after this step, with a checkpoint; press Ctrl-C again to stop at once and drop the step."
 
 
@@ -123,7 +116,7 @@ class TrainingRun:
                 " evaluation.prompts, or leave it out."
             )
         if not self.checkpoints.resume(callbacks.note):
-            for warning in self._warnings():
+            for warning in likely_mistakes(self.spec, self.model, self.train_prompts, self.eval_prompts):
                 callbacks.note(f"Warning: {warning}")
             if self.config.sampling.rollout.size():
                 sizes = (self.spec.rollout_settings, self.spec.settings)
@@ -147,7 +140,7 @@ class TrainingRun:
             row = {"step": float(metrics.step)} | dict(metrics.values) | spent | self._evaluate_if_due(callbacks)
             self.progress.history.append(row)
             callbacks.on_step(metrics, row)
-            for warning in self._equal_rewards():
+            for warning in equal_rewards(self.spec, self.progress.history):
                 callbacks.note(f"Warning: {warning}")
             due, stopped = ranks.broadcast(lambda: (self.checkpoints.due(), stop.by is not None))
             if due or stopped:
@@ -203,75 +196,6 @@ class TrainingRun:
                 " evaluation.every), or change the reward."
             )
         return "best"
-
-    def _warnings(self) -> Iterator[str]:
-        """Yields what is likely to be a mistake: two guidance scales, a long warm-up, a patience that cannot end the
-        training, more prompts a step than there are, prompts that the model cuts."""
-        rollout, judged = (s.guidance_scale for s in (self.config.sampling.rollout, self.config.sampling.eval))
-        # What `matching` learns without guidance is kept with it (docs/experiments/words.md).
-        free = self.config.policy.flow.likelihood == "matching" and rollout == 1
-        if not free and rollout is not None and judged is not None and rollout != judged:
-            yield (
-                f"training samples are generated with guidance {rollout:g}, the eval sampler has {judged:g}. What is"
-                " learned at one overshoots or falls short at the other; let sampling.rollout.guidance_scale and"
-                " sampling.eval.guidance_scale agree."
-            )
-        for module in self.spec.modules:
-            grpo = self.config.grpo_of(module)
-            updates = grpo.steps * grpo.updates_per_rollout
-            if grpo.warmup_steps > updates:
-                yield (
-                    f"grpo.warmup_steps is {grpo.warmup_steps} optimiser updates, but {module} has only"
-                    f" {updates}: its learning rate ends at {updates / grpo.warmup_steps:.0%} of grpo.learning_rate."
-                )
-        patience, every = self.config.train.early_stopping_patience, self.config.evaluation.every
-        if patience and patience * every >= self.config.grpo.steps:
-            yield (
-                f"train.early_stopping_patience is {counted(patience, 'evaluation')}, one each"
-                f" {counted(every, 'step')}: in {counted(self.config.grpo.steps, 'step')} it cannot end the training."
-            )
-        yield from self._repeated_prompts()
-        if (count := self.model.text_tokens) is None:
-            return
-        prompts = dict.fromkeys(
-            record.prompt for records in (self.train_prompts, self.eval_prompts) for record in records
-        )
-        longest = heapq.nlargest(MEASURED_PROMPTS, prompts, key=len)
-        cut = [(prompt, tokens, limit) for prompt in longest for tokens, limit in [count(prompt)] if tokens > limit]
-        if cut:
-            prompt, tokens, limit = cut[0]
-            yield (
-                f"{len(cut)} of {len(prompts)} prompts (the {len(longest)} longest were looked at) have more"
-                " tokens than the model reads; it cannot tell apart prompts that differ only in the rest. Of"
-                f" {prompt[:80]!r}... it reads {limit} of {tokens} tokens. Shorten them"
-                f"{', or raise model.options.max_sequence_length' * _may_be_raised(self.spec.options, limit)}."
-            )
-
-    def _repeated_prompts(self) -> Iterator[str]:
-        """Yields a sentence where a step takes more prompts than there are of a kind (`PromptOrder`)."""
-        asked = max(self.config.grpo_of(module).prompts_per_step for module in self.spec.modules)
-        kinds = Counter(len(record.source_images) for record in self.train_prompts)
-        images, fewest = min(kinds.items(), key=itemgetter(1))
-        if asked > fewest:
-            of_kind = f" with {counted(images, 'source image')}" if len(kinds) > 1 else ""
-            yield (
-                f"grpo.prompts_per_step is {asked}, more than the {counted(fewest, 'training prompt')}{of_kind}: a step"
-                " repeats prompts, each time with a new group of samples."
-            )
-
-    def _equal_rewards(self) -> Iterator[str]:
-        """Yields a sentence for a module that has had nothing to learn from for `EQUAL_STEPS`, in the last of them."""
-        most = min(EQUAL_STEPS, self.config.grpo.steps)
-        *before, last = self.progress.history[-most - 1 :]
-        for name in (name for name in last if name.endswith("zero_variance_share")):
-            equal = [row.get(name) == 1 for row in (*before, last)]
-            if equal[-most:] == [True] * most and equal[:-most] != [True]:
-                module = name.rpartition("/")[0] or self.spec.modules[0]
-                yield (
-                    f"in the last {counted(most, 'step')} up to step {self.trainer.step}, all samples of each prompt"
-                    f" had the same reward, so {module} learned nothing. Use a finer reward or a larger"
-                    " grpo.group_size, or stop."
-                )
 
     def _check_signal(self, callbacks: Callbacks) -> None:
         """Stops a run that has nothing to learn, before its first step."""
@@ -384,16 +308,3 @@ class TrainingRun:
         records = [request.record for request in asked]
         with self.average.in_place():
             return records, self.model.generate(records, [r.seed for r in asked], self.config.sampling.eval)
-
-
-def _may_be_raised(options: Any, limit: int) -> bool:
-    """Returns whether ``max_sequence_length`` is what limits a prompt to ``limit`` tokens, and has a higher value.
-
-    A pipeline may read less than the option says: Stable Diffusion 3 without its T5."""
-    if getattr(options, "max_sequence_length", None) != limit:
-        return False
-    try:
-        type(options).model_validate(options.model_dump() | {"max_sequence_length": limit + 1})
-    except ValidationError:
-        return False
-    return True

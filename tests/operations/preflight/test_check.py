@@ -17,6 +17,7 @@ from visual_grpo.common.errors import CombinedError, Remedy, UserError
 from visual_grpo.common.types import Needs, PromptRecord
 from visual_grpo.config import Parameters
 from visual_grpo.config.presets import TARGET_JUDGE
+from visual_grpo.config.validation import with_target_judge
 from visual_grpo.models.family import find_family
 from visual_grpo.operations import command
 from visual_grpo.operations.command import Command
@@ -158,7 +159,7 @@ def test_a_similarity_to_the_targets_judges_where_no_judge_is_named(records, cha
 
 def test_videos_are_judged_frame_by_frame():
     video = {"frames": 5, "path": "gone"}
-    given = parameters(reward=None, data=video, rewards={"motion_consistency": {}}).with_target_judge()
+    given = with_target_judge(parameters(reward=None, data=video, rewards={"motion_consistency": {}}))
     assert given.rewards[TARGET_JUDGE].frames == "all"
 
 

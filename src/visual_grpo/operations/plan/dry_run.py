@@ -47,7 +47,7 @@ class PlannedModel:
     spec: RunSpec
     model: Model
     networks: dict[str, nn.Module]
-    """By the name of the model's part."""
+    """Networks by the name of the model's part."""
     source: str
     """Origin of the weights or sizes, in words."""
 

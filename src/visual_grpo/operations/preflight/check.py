@@ -17,6 +17,7 @@ from visual_grpo.common.errors import Problems, UserError, counted, sentence
 from visual_grpo.common.types import Needs, PromptRecord
 from visual_grpo.config import DataConfig, ModelConfig, Parameters, RewardConfig
 from visual_grpo.config.presets import AUTO, LISTED, TARGET_JUDGE, optimised_rewards
+from visual_grpo.config.validation import with_chosen_preset, with_target_judge
 from visual_grpo.models.family import Family, find_family, is_own
 from visual_grpo.models.flow.references import taken
 from visual_grpo.models.hub import look_up, weights_bytes
@@ -193,9 +194,9 @@ def check_before_run(
         problems.errors += findings.problems
         if scores and config.reward == AUTO and findings.records:
             with problems.collect():
-                config = config.with_chosen_preset(findings.require_preset(config.data.path))
+                config = with_chosen_preset(config, findings.require_preset(config.data.path))
         if scores and config.reward != AUTO and findings.having(Needs(target=True)):
-            config = config.with_target_judge()
+            config = with_target_judge(config)
     spec = _resolved(config, outputs, tags, problems)
     if findings is not None and spec is not None:
         with problems.collect():

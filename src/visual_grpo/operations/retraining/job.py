@@ -7,6 +7,7 @@ comes to the same decision, the version is found by the digest of its weights, a
 from __future__ import annotations
 
 import json
+import logging
 import math
 import re
 import shutil
@@ -21,7 +22,7 @@ from typing import Any
 
 from visual_grpo.adapter_folder import FACTS, read_facts, weights_digest
 from visual_grpo.common import console
-from visual_grpo.common.errors import UserError, counted
+from visual_grpo.common.errors import UserError, chain, counted
 from visual_grpo.common.processes import OutOfTimeError, ProgramError, git, output_of, run
 from visual_grpo.config import MonitorConfig, RetrainConfig
 from visual_grpo.operations.retraining.project import Project
@@ -127,7 +128,7 @@ class Retraining:
         """
         self.project.write()
         said = [f"{counted(len(files), 'import')} of DVC would be updated first"] if (files := self._imports()) else []
-        before, asked = self._changed(_TRAIN, "--with-deps"), self._asked_for()
+        before, asked = self._changed(_TRAIN, with_earlier=True), self._asked_for()
         training = f"train {counted(self.config.grpo.steps, 'step')} and judge the adapter"
         if asked or any(change.startswith(f"{_TRAIN}:") for change in before):
             said.append(f"would {training}:{_listed(before + asked)}")
@@ -164,10 +165,19 @@ class Retraining:
         changed = changed or self._trigger() or self._changed()
         return textwrap.shorten("; ".join(changed), 200, placeholder=" ...") or None
 
-    def _changed(self, stage: str | None = None, *options: str) -> list[str]:
-        """Returns what changed since the last time, of one ``stage`` or of all."""
-        target = f"{self.project.stages}:{stage}" if stage else self.project.stages
-        status = json.loads(output_of(*_DVC, "status", "--json", *options, target, at=Path.cwd()) or "{}")
+    def _changed(self, stage: str | None = None, *, with_earlier: bool = False) -> list[str]:
+        """Returns what changed since the last time: of one ``stage``, also ``with_earlier`` ones, or of all."""
+        from dvc.exceptions import DvcException
+        from dvc.repo import Repo
+
+        target = f"{self.project.stages}:{stage}" if stage else str(self.project.stages)
+        logging.getLogger("dvc").setLevel(logging.CRITICAL)  # What fails is raised.
+        try:
+            # In this process: DVC starts for longer than it looks.
+            with Repo() as repo:
+                status = repo.status(targets=[target], with_deps=with_earlier)
+        except DvcException as error:
+            raise ProgramError(f"dvc status: {': '.join(map(str, chain(error)))}") from error
         changes = {name.rpartition(":")[2]: re.sub(r'[][{}"]', "", json.dumps(why)) for name, why in status.items()}
         return [f"{name}: {why}" for name, why in changes.items() if name != _ALWAYS]
 

@@ -26,7 +26,7 @@ from visual_grpo.common.importing import code_digest
 from visual_grpo.config import Parameters, RetrainConfig
 from visual_grpo.config.decides import DEPENDS_ON
 from visual_grpo.config.places import UNNAMED_ENVIRONMENTS, place
-from visual_grpo.config.schema import validate
+from visual_grpo.config.validation import validate
 from visual_grpo.data.manifest import IMAGES
 from visual_grpo.operations.command import render, split_params
 from visual_grpo.operations.session import EXPECTED, Session, expected_error

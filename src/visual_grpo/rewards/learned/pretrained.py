@@ -128,7 +128,7 @@ class Origin:
         return None if _missing(cached, self.needed) else cached
 
     def _ask_hub(self) -> ModelInfo:
-        """What the hub would give now."""
+        """Returns what the hub would give now."""
         hub = huggingface_hub.HfApi()
         try:
             info = hub.model_info(self.path, revision=self.revision, files_metadata=True, timeout=_HUB_SECONDS)

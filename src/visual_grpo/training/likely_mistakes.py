@@ -1,0 +1,122 @@
+"""Warnings about settings and rewards that are allowed, and likely to be a mistake."""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from operator import itemgetter
+
+from pydantic import BaseModel, ValidationError
+
+from visual_grpo.common.errors import counted
+from visual_grpo.common.types import PromptRecord
+from visual_grpo.config import Parameters
+from visual_grpo.models.model import DistributedModel, Model
+from visual_grpo.models.run_spec import RunSpec
+
+MEASURED_PROMPTS = 2000
+"""Prompts whose tokens are counted, a second's work."""
+EQUAL_STEPS = 5
+"""Steps in a row without any difference in reward within a prompt, after which `equal_rewards` says so."""
+
+
+def likely_mistakes(
+    spec: RunSpec,
+    model: Model | DistributedModel,
+    train_prompts: Sequence[PromptRecord],
+    eval_prompts: Sequence[PromptRecord],
+) -> Iterator[str]:
+    """Yields a sentence for each mistake that shows before the first step."""
+    yield from _different_guidance(spec.config)
+    yield from _long_warmup(spec)
+    yield from _idle_patience(spec.config)
+    yield from _repeated_prompts(spec, train_prompts)
+    yield from _cut_prompts(spec, model, [*train_prompts, *eval_prompts])
+
+
+def equal_rewards(spec: RunSpec, history: Sequence[Mapping[str, float]]) -> Iterator[str]:
+    """Yields a sentence for a module that has had nothing to learn from for `EQUAL_STEPS`, in the last of them."""
+    most = min(EQUAL_STEPS, spec.config.grpo.steps)
+    *before, last = history[-most - 1 :]
+    for name in (name for name in last if name.endswith("zero_variance_share")):
+        equal = [row.get(name) == 1 for row in (*before, last)]
+        if equal[-most:] == [True] * most and equal[:-most] != [True]:
+            module = name.rpartition("/")[0] or spec.modules[0]
+            yield (
+                f"in the last {counted(most, 'step')} up to step {last['step']:.0f}, all samples of each prompt had the"
+                f" same reward, so {module} learned nothing. Use a finer reward or a larger grpo.group_size, or stop."
+            )
+
+
+def _different_guidance(config: Parameters) -> Iterator[str]:
+    rollout, judged = config.sampling.rollout.guidance_scale, config.sampling.eval.guidance_scale
+    # What `matching` learns without guidance is kept with it (docs/experiments/words.md).
+    free = config.policy.flow.likelihood == "matching" and rollout == 1
+    if not free and rollout is not None and judged is not None and rollout != judged:
+        yield (
+            f"training samples are generated with guidance {rollout:g}, the eval sampler has {judged:g}. What is"
+            " learned at one overshoots or falls short at the other; let sampling.rollout.guidance_scale and"
+            " sampling.eval.guidance_scale agree."
+        )
+
+
+def _long_warmup(spec: RunSpec) -> Iterator[str]:
+    for module in spec.modules:
+        grpo = spec.config.grpo_of(module)
+        updates = grpo.steps * grpo.updates_per_rollout
+        if grpo.warmup_steps > updates:
+            yield (
+                f"grpo.warmup_steps is {grpo.warmup_steps} optimiser updates, but {module} has only {updates}: its"
+                f" learning rate ends at {updates / grpo.warmup_steps:.0%} of grpo.learning_rate."
+            )
+
+
+def _idle_patience(config: Parameters) -> Iterator[str]:
+    patience, every = config.train.early_stopping_patience, config.evaluation.every
+    if patience and patience * every >= config.grpo.steps:
+        yield (
+            f"train.early_stopping_patience is {counted(patience, 'evaluation')}, one each {counted(every, 'step')}: in"
+            f" {counted(config.grpo.steps, 'step')} it cannot end the training."
+        )
+
+
+def _repeated_prompts(spec: RunSpec, prompts: Sequence[PromptRecord]) -> Iterator[str]:
+    """A step takes prompts with one number of source images (`PromptOrder`)."""
+    asked = max(spec.config.grpo_of(module).prompts_per_step for module in spec.modules)
+    kinds = Counter(len(record.source_images) for record in prompts)
+    images, fewest = min(kinds.items(), key=itemgetter(1))
+    if asked > fewest:
+        of_kind = f" with {counted(images, 'source image')}" if len(kinds) > 1 else ""
+        yield (
+            f"grpo.prompts_per_step is {asked}, more than the {counted(fewest, 'training prompt')}{of_kind}: a step"
+            " repeats prompts, each time with a new group of samples."
+        )
+
+
+def _cut_prompts(spec: RunSpec, model: Model | DistributedModel, records: Sequence[PromptRecord]) -> Iterator[str]:
+    if (count := model.text_tokens) is None:
+        return
+    prompts = dict.fromkeys(record.prompt for record in records)
+    longest = heapq.nlargest(MEASURED_PROMPTS, prompts, key=len)
+    cut = [(prompt, tokens, limit) for prompt in longest for tokens, limit in [count(prompt)] if tokens > limit]
+    if cut:
+        prompt, tokens, limit = cut[0]
+        yield (
+            f"{len(cut)} of {len(prompts)} prompts (the {len(longest)} longest were looked at) have more tokens than"
+            " the model reads; it cannot tell apart prompts that differ only in the rest. Of"
+            f" {prompt[:80]!r}... it reads {limit} of {tokens} tokens. Shorten them"
+            f"{', or raise model.options.max_sequence_length' * is_raisable(spec.options, limit)}."
+        )
+
+
+def is_raisable(options: BaseModel, limit: int) -> bool:
+    """Returns whether the option ``max_sequence_length`` of a family is what limits a prompt to ``limit`` tokens, and
+    may be higher. A pipeline can read fewer than the option says: Stable Diffusion 3 without its T5."""
+    if getattr(options, "max_sequence_length", None) != limit:
+        return False
+    try:
+        type(options).model_validate(options.model_dump() | {"max_sequence_length": limit + 1})
+    except ValidationError:
+        return False
+    return True
