@@ -198,7 +198,9 @@ format: setup  ## Fix style with ruff
 # In the order of the files: xdist would run those with few but long tests last, one after the other.
 # Where bitsandbytes has been added, its tests are test-quantised's all the same.
 test: setup  ## Run the tests on all cores
-	@$(BIN)/pytest --numprocesses=auto --maxprocesses=8 --dist=loadfile --no-loadscope-reorder --ignore=tests/quantised
+	@# With bytecode, which some containers switch off: tests start many processes, and each would compile the sources.
+	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/pytest --numprocesses=auto --maxprocesses=8 --dist=loadfile --no-loadscope-reorder \
+	    --ignore=tests/quantised
 
 test-quantised: quantised  ## Run the tests that need bitsandbytes
 	@$(BIN)/pytest --numprocesses=auto --maxprocesses=8 --dist=loadfile tests/quantised
