@@ -139,7 +139,8 @@ def test_the_site_builds_strictly_and_loads_nothing_from_the_network(tmp_path: P
     assert "grpo.advantage_scale" not in pages["reference/parameters.html"], "in its section's table, by its own name"
     for field in ("advantage_scale", "held_out_share", "window_steps", "rollouts"):
         assert f"<code>{field}</code>" in pages["reference/parameters.html"]
-    assert 'id="visual_grpo.training.components.load_policy"' in pages["reference/python.html"]
+    for name in ("training.components.load_policy", "grpo.advantages.group_advantages", "grpo.losses.k3_kl"):
+        assert f'id="visual_grpo.{name}"' in pages["reference/python.html"]
     formulas = pages["algorithms.html"]
     assert formulas.count("<math") > 60
     assert not re.search(r"\\(frac|text|sum|log|left)", formulas)

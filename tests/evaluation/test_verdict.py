@@ -260,7 +260,7 @@ def test_judges_stand_in_the_lines_and_in_the_numbers() -> None:
     assert found["verdict"] == "contradicted"
     assert lines(found)[1:3] == [
         "Judge tesseract (of ocr): 1.000 for the base model, 1.400 for the trained model, +0.400 [+0.300, +0.500]"
-        " (97.5% interval); over the control guidance_scale=3 +0.100 [+0.050, +0.150]. The gain carries over.",
+        " (97.5% interval); over the control (guidance_scale=3): +0.100 [+0.050, +0.150]. The gain carries over.",
         "Judge second: 1.000 for the base model, 1.400 for the trained model, -0.400 [-0.500, -0.300]. It"
         " contradicts a gain.",
     ]

@@ -29,7 +29,7 @@ from visual_grpo.grpo.trainer import GRPOTrainer
 from visual_grpo.models.families.sd3 import Sd3Options
 from visual_grpo.models.family import NoOptions, find_family
 from visual_grpo.models.run_spec import RunSpec
-from visual_grpo.training.likely_mistakes import is_raisable
+from visual_grpo.training.likely_mistakes import can_be_raised
 from visual_grpo.training.resuming import resumed_run
 from visual_grpo.training.run import Callbacks, TrainingRun
 
@@ -248,7 +248,7 @@ def test_prompts_that_the_model_cuts_are_counted_before_the_training(
 def test_more_tokens_are_advised_where_the_option_sets_the_limit_and_can_be_higher(
     options: Any, limit: int, may: bool
 ) -> None:
-    assert is_raisable(options, limit) == may
+    assert can_be_raised(options, limit) == may
 
 
 @pytest.mark.parametrize(

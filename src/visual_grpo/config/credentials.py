@@ -103,7 +103,7 @@ def _names_secret(name: str, value: str) -> bool:
     return _RANDOM.search(value) is not None if said is None else said
 
 
-@lru_cache(maxsize=4096)  # Every validation asks about the same names. Of values, nothing is kept.
+@lru_cache(maxsize=4096)  # Every validation asks about the same names.
 def _said_by(name: str) -> bool | None:
     """Returns whether ``name`` is that of a secret; None where only a random value is one."""
     words = _words(name)

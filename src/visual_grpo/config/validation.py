@@ -45,7 +45,7 @@ def validate(tree: Mapping[str, Any]) -> Parameters:
 
 def with_chosen_preset(config: Parameters, preset: str) -> Parameters:
     """Returns the parameters with the rewards of ``preset``, which the records have chosen."""
-    return _with(config, preset, {})
+    return _with_rewards(config, preset, {})
 
 
 def with_target_judge(config: Parameters) -> Parameters:
@@ -54,10 +54,10 @@ def with_target_judge(config: Parameters) -> Parameters:
     if judged or config.reward == LISTED or config.data.task == "segmentation" or TARGET_JUDGE in config.rewards:
         return config
     frames = {} if config.data.frames is None else {"frames": "all"}
-    return _with(config, config.reward, {TARGET_JUDGE: {"judge": True, **frames}})
+    return _with_rewards(config, config.reward, {TARGET_JUDGE: {"judge": True, **frames}})
 
 
-def _with(config: Parameters, preset: str | None, rewards: Mapping[str, Any]) -> Parameters:
+def _with_rewards(config: Parameters, preset: str | None, rewards: Mapping[str, Any]) -> Parameters:
     tree = config.model_dump()
     entries = tree["rewards"] | rewards | dict.fromkeys(config.removed_rewards)
     return validate({**tree, "reward": preset, "rewards": entries})

@@ -1,7 +1,8 @@
 """Rows of JSON lines, JSON and CSV.
 
-The readers of the library `datasets` need columns of one type, and give up a whole file for one bad line, where only
-that record should be rejected.
+They are read here because the readers of the library `datasets` need columns of one type and give up a whole file for
+one bad line, where only that record should be rejected. Each reader yields rows with their numbers: of a row's last
+line, or of a record in JSON.
 """
 
 from __future__ import annotations

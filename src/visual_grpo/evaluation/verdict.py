@@ -266,7 +266,7 @@ def _judge_line(judge: Mapping[str, Any], names: Sequence[str], verdict: str) ->
     level = "" if judge["confidence"] == CONFIDENCE else f" ({100 * judge['confidence']:.4g}% interval)"
     over = ""
     if control and control["difference"] is not None:
-        over = f"; over the control {control['sampler'].removeprefix('eval ')} {change(control)}"
+        over = f"; over the control ({control['sampler'].removeprefix('eval ')}): {change(control)}"
     said = {CARRIES_OVER: "The gain carries over", CONTRADICTED: "It contradicts a gain"}
     follows = f" {said.get(judge['outcome'], 'The data do not show whether the gain carries over')}."
     if verdict not in ("better", CONTRADICTED) and judge["outcome"] != CONTRADICTED:

@@ -1,4 +1,4 @@
-"""Warnings about settings and rewards that are allowed, and likely to be a mistake."""
+"""Warnings about settings and rewards that are allowed but probably mistaken."""
 
 from __future__ import annotations
 
@@ -106,11 +106,11 @@ def _cut_prompts(spec: RunSpec, model: Model | DistributedModel, records: Sequen
             f"{len(cut)} of {len(prompts)} prompts (the {len(longest)} longest were looked at) have more tokens than"
             " the model reads; it cannot tell apart prompts that differ only in the rest. Of"
             f" {prompt[:80]!r}... it reads {limit} of {tokens} tokens. Shorten them"
-            f"{', or raise model.options.max_sequence_length' * is_raisable(spec.options, limit)}."
+            f"{', or raise model.options.max_sequence_length' * can_be_raised(spec.options, limit)}."
         )
 
 
-def is_raisable(options: BaseModel, limit: int) -> bool:
+def can_be_raised(options: BaseModel, limit: int) -> bool:
     """Returns whether the option ``max_sequence_length`` of a family is what limits a prompt to ``limit`` tokens, and
     may be higher. A pipeline can read fewer than the option says: Stable Diffusion 3 without its T5."""
     if getattr(options, "max_sequence_length", None) != limit:

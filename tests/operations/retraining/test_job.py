@@ -161,6 +161,12 @@ def test_a_dry_run_says_what_would_happen(
     assert "train.seed" not in (project.folder / "params.yaml").read_text()
 
 
+def test_a_status_that_dvc_cannot_give_is_told_without_codes_of_the_terminal(project: Trained) -> None:
+    Path("dvc.yaml").write_text("stages: [")
+    with pytest.raises(ProgramError, match=r"^dvc status: [^\x1b]*dvc\.yaml[^\x1b]*$"):
+        project.retraining(retrain={"update": False}).foreseen()
+
+
 def test_what_cannot_end_well_is_refused_before_anything_runs(project: Trained) -> None:
     (project.folder / "raw.txt").write_text("b")
     with pytest.raises(OutOfTimeError):

@@ -17,7 +17,7 @@ from visual_grpo.models.model import Model
 
 class QwenImageEditPlus(QwenImageEdit):
     sources = range(1, 4)
-    """One to three source images, by the model card."""
+    """One to three source images, according to the model card."""
 
     def _read(self, image: Image) -> Image:
         return self._resized(image, pipeline_qwenimage_edit_plus.CONDITION_IMAGE_SIZE)

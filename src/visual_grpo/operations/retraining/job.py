@@ -20,9 +20,11 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
+import click
+
 from visual_grpo.adapter_folder import FACTS, read_facts, weights_digest
 from visual_grpo.common import console
-from visual_grpo.common.errors import UserError, chain, counted
+from visual_grpo.common.errors import UserError, counted
 from visual_grpo.common.processes import OutOfTimeError, ProgramError, git, output_of, run
 from visual_grpo.config import MonitorConfig, RetrainConfig
 from visual_grpo.operations.retraining.project import Project
@@ -167,17 +169,20 @@ class Retraining:
 
     def _changed(self, stage: str | None = None, *, with_earlier: bool = False) -> list[str]:
         """Returns what changed since the last time: of one ``stage``, also ``with_earlier`` ones, or of all."""
-        from dvc.exceptions import DvcException
+        from dvc.logger import set_loggers_level
         from dvc.repo import Repo
+        from dvc.repo.open_repo import clean_repos
 
         target = f"{self.project.stages}:{stage}" if stage else str(self.project.stages)
-        logging.getLogger("dvc").setLevel(logging.CRITICAL)  # What fails is raised.
         try:
             # In this process: DVC starts for longer than it looks.
-            with Repo() as repo:
+            with set_loggers_level(logging.CRITICAL), Repo() as repo:
                 status = repo.status(targets=[target], with_deps=with_earlier)
-        except DvcException as error:
-            raise ProgramError(f"dvc status: {': '.join(map(str, chain(error)))}") from error
+        except Exception as error:  # Of DVC, or of a library that it reads files and databases by.
+            said = ": ".join(map(str, filter(None, [error, error.__cause__])))
+            raise ProgramError(f"dvc status: {click.unstyle(said)}") from error
+        finally:
+            clean_repos()  # Clones of the repositories that imports name.
         changes = {name.rpartition(":")[2]: re.sub(r'[][{}"]', "", json.dumps(why)) for name, why in status.items()}
         return [f"{name}: {why}" for name, why in changes.items() if name != _ALWAYS]
 
