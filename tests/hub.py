@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path, PurePosixPath
+from types import SimpleNamespace
 from typing import Any, Literal
 from unittest.mock import patch
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -173,7 +174,9 @@ def hub(
     thread = threading.Thread(target=server.serve_forever, args=(0.02,))
     thread.start()
     try:
-        with hub_at(f"http://127.0.0.1:{server.server_port}"):
+        # Of a download that broke off, which is tried again five times.
+        without_waiting = patch("huggingface_hub.file_download.time", SimpleNamespace(sleep=lambda seconds: None))
+        with hub_at(f"http://127.0.0.1:{server.server_port}"), without_waiting:
             yield server.repositories[0].asked
     finally:
         server.shutdown()

@@ -8,10 +8,12 @@ import sqlite3
 import time
 from contextlib import closing
 from datetime import datetime, tzinfo
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy
 import yaml
 
 from tests.evaluation.defaults import parameters
@@ -272,8 +274,13 @@ def test_a_base_model_with_links_is_named_and_not_copied(project: Project, train
     assert f"base: {base}" in (files / "MLmodel").read_text()
 
 
-def test_a_locked_database_is_told_and_nothing_changes(project: Project, versions: list[Registered]) -> None:
+def test_a_locked_database_is_told_and_nothing_changes(
+    project: Project, versions: list[Registered], monkeypatch: pytest.MonkeyPatch
+) -> None:
     REGISTRY.promote(1)
+    # SQLite waits for 5 s otherwise.
+    soon = partial(sqlalchemy.create_engine, connect_args={"timeout": 0.1})
+    monkeypatch.setattr(sqlalchemy, "create_engine", soon)
     with closing(sqlite3.connect(project.database, isolation_level=None)) as other:
         other.execute("BEGIN EXCLUSIVE")
         with pytest.raises(UserError, match=r"does not answer: .*database is locked"):
