@@ -125,8 +125,10 @@ def test_a_key_is_needed_if_there_is_one() -> None:
             assert b" 401 " in stranger.recv(100), "nothing of the body is waited for"
 
 
-def test_ctrl_c_ends_a_worker_whose_client_stalls() -> None:
-    with served(WORKERS / "template" / "worker.py", "--port=0") as worker, socket.socket() as client:
+def test_ctrl_c_ends_a_worker_whose_client_stalls(tmp_path: Path) -> None:
+    script = tmp_path / "brief.py"
+    script.write_text("import serve\n\nserve.GRACE = 0.3\nserve.serve('brief-1', lambda: lambda request: [])\n")
+    with served(script, "--port=0") as worker, socket.socket() as client:
         assert worker.stdout is not None
         port = int(worker.stdout.readline().split(":")[3].split(",")[0])
         assert worker.stdout.readline().endswith(": ready\n")
