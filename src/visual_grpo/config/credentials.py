@@ -98,14 +98,12 @@ def _looks_secret(key: str, text: str) -> bool:
     return _names_secret(key, text) or _KNOWN.search(text) is not None or _in_address(text)
 
 
-def _names_secret(name: str, value: str) -> bool:
-    said = _said_by(name)
-    return _RANDOM.search(value) is not None if said is None else said
-
-
 @lru_cache(maxsize=4096)  # Every validation asks about the same names.
-def _said_by(name: str) -> bool | None:
-    """Returns whether ``name`` is that of a secret; None where only a random value is one."""
+def _words(name: str) -> tuple[str, ...]:
+    return tuple(word.lower() for word in _WORD.findall(name))
+
+
+def _names_secret(name: str, value: str) -> bool:
     words = _words(name)
     if not words or words[-1] in _ABOUT:
         return False
@@ -118,11 +116,7 @@ def _said_by(name: str) -> bool | None:
         return True
     if any(word == "token" and before not in _OF_TEXT for before, word in pairs):
         return True
-    return None if len(words) > 1 and words[-1] == "key" else False
-
-
-def _words(name: str) -> list[str]:
-    return [word.lower() for word in _WORD.findall(name)]
+    return len(words) > 1 and words[-1] == "key" and _RANDOM.search(value) is not None
 
 
 def _in_address(text: str) -> bool:

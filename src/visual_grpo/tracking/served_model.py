@@ -15,7 +15,6 @@ import io
 import shutil
 import threading
 from collections.abc import Mapping, Sequence
-from functools import cache
 from importlib import metadata
 from itertools import chain
 from pathlib import Path
@@ -105,7 +104,7 @@ def package(adapters: Path, folder: Path, *, card: str, about: Mapping[str, str]
             signature=_signature(config.data.task, config.sampling.eval.model_dump()),
             input_example=[_EXAMPLE] if config.data.task == "t2i" else [{"prompt": _EXAMPLE}],
             # MLflow would load the model to find them, which takes ten times as long.
-            pip_requirements=[*_requirements(config.model.base_weights)],
+            pip_requirements=_requirements(config.model.base_weights),
             model_config={"device": "auto", **placed, **LIMITS},
             metadata=dict(about),
         )
@@ -136,13 +135,12 @@ def _signature(task: Task, sampler: Mapping[str, Any]) -> ModelSignature:
     return ModelSignature(inputs=inputs, outputs=outputs, params=ParamSchema(params))
 
 
-@cache
-def _requirements(base_weights: str) -> tuple[str, ...]:
+def _requirements(base_weights: str) -> list[str]:
     """Returns the installed versions of the needed libraries; not this package, which no index has."""
     needed = [Requirement(text) for text in metadata.requires("visual-grpo") or []]
     names = [package.name for package in needed if package.marker is None or package.marker.evaluate({"extra": ""})]
     names += [] if base_weights == "full" else ["bitsandbytes"]
-    return tuple(f"{name}=={metadata.version(name).partition('+')[0]}" for name in names)
+    return [f"{name}=={metadata.version(name).partition('+')[0]}" for name in names]
 
 
 def _load_pyfunc(path: str, model_config: Mapping[str, Any]) -> ServedModel:

@@ -36,8 +36,7 @@ def test_a_linear_utility_is_recovered() -> None:
 
 
 def test_ridge_and_accuracy_are_those_of_nested_cross_validation() -> None:
-    """By scikit-learn's search, which takes four times as long. A choice that had a part in the fit, or in the choice
-    of its ridge, would give another accuracy here."""
+    """A choice that had a part in the fit, or in the choice of its ridge, would give another accuracy here."""
     first, second, preference, _ = planted(50, seed=31, flip=0.25)
     prompts = [f"prompt {number}" for number in np.arange(50) % 10]
     head, folds = fit_head(first, second, preference, prompts), np.tile(_folds(prompts), 2)

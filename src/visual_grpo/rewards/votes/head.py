@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 
 import numpy as np
 import pandas as pd
@@ -19,6 +18,8 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from scipy.stats import binomtest
 from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import log_loss, make_scorer
+from sklearn.model_selection import GridSearchCV, LeaveOneGroupOut, cross_val_predict
 from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
@@ -196,29 +197,17 @@ def _cross_validated(differences: Values, preference: Values, folds: NDArray[np.
     three folds, which cannot be held out twice.
     """
     rows, won = _two_rows(differences, preference)
-    of_row, every = np.tile(folds, 2), sorted(set(folds))
-    if len(every) < 3:
+    if len(set(folds)) < 3:
         return RIDGES[0], _logistic(RIDGES[0]).fit(rows, won).coef_[0], np.zeros(len(preference))
-
-    @cache  # The fits without two folds choose a ridge for the predictions of either.
-    def fits(held_out: frozenset[int]) -> Values:
-        """[ridges, d], to the folds that are not held out."""
-        kept = ~np.isin(of_row, list(held_out))
-        return np.stack([_logistic(ridge).fit(rows[kept], won[kept]).coef_[0] for ridge in RIDGES])
-
-    def best(held_out: frozenset[int]) -> int:
-        """Place of the ridge that is chosen without the folds that are held out."""
-        loss = np.zeros(len(RIDGES))
-        for fold in set(every) - held_out:
-            against = np.where(won, -1, 1)[of_row == fold, None] * rows[of_row == fold]
-            loss += np.logaddexp(0, against @ fits(held_out | {fold}).T).sum(0)
-        return int(loss.argmin())
-
-    predicted = np.zeros(len(preference))
-    for fold in every:
-        predicted[folds == fold] = differences[folds == fold] @ fits(frozenset({fold}))[best(frozenset({fold}))]
-    ridge = RIDGES[best(frozenset())]
-    return ridge, _logistic(ridge).fit(rows, won).coef_[0], predicted
+    groups, holding_out = np.tile(folds, 2), LeaveOneGroupOut()
+    loss = make_scorer(log_loss, greater_is_better=False, response_method="predict_proba", normalize=False)
+    ridges = {"C": [_logistic(ridge).C for ridge in RIDGES]}
+    search = GridSearchCV(_logistic(RIDGES[0]), ridges, scoring=loss, cv=holding_out, error_score="raise")
+    predicted = cross_val_predict(
+        search, rows, won, groups=groups, cv=holding_out, params={"groups": groups}, method="decision_function"
+    )
+    search.fit(rows, won, groups=groups)
+    return RIDGES[search.best_index_], search.best_estimator_.coef_[0], predicted[: len(preference)]
 
 
 def family_scores(choices: Sequence[Choice]) -> pd.DataFrame:
