@@ -57,9 +57,10 @@ class Strict(BaseModel):
     @classmethod
     def _numbers_are_no_switches(cls, value: Any, info: ValidationInfo) -> Any:
         """Python, and pydantic with it, would read true as 1."""
-        types = _types_of(cls, str(info.field_name))
+        if not _takes_numbers(cls, str(info.field_name)):
+            return value
         parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else [value]
-        if types & {int, float} and bool not in types and any(isinstance(part, bool) for part in parts):
+        if any(isinstance(part, bool) for part in parts):
             raise ValueError("should be a number, not true or false")
         return value
 
@@ -69,8 +70,10 @@ class OnRequest(Strict, decides=Decides.NOTHING):
 
 
 @cache
-def _types_of(section: type[BaseModel], field: str) -> set[Any]:
-    return _types(section.model_fields[field].annotation)
+def _takes_numbers(section: type[BaseModel], field: str) -> bool:
+    """Returns whether the field takes numbers, also within a list or mapping, and neither true nor false."""
+    types = _types(section.model_fields[field].annotation)
+    return bool(types & {int, float}) and bool not in types
 
 
 def _types(annotation: Any) -> set[Any]:

@@ -70,7 +70,7 @@ def find_secrets(value: object, name: str = "", *, key: str = "", is_header: boo
     elif isinstance(value, str):
         if (is_header and value and not _VARIABLE.fullmatch(value)) or _looks_secret(key, value):
             yield name
-    elif type(value) in (int, float) and _names_secret(key, "") and not _PASSWORDS.isdisjoint(_words(key)):
+    elif type(value) in (int, float) and not _PASSWORDS.isdisjoint(_words(key)) and _names_secret(key, ""):
         yield name
 
 
@@ -91,6 +91,7 @@ def with_variables(value: Any, reward: str) -> Any:
     return match[1] + os.environ[match[2]]
 
 
+@lru_cache(maxsize=4096)  # Every validation asks about the same names and most of the same texts.
 def _looks_secret(key: str, text: str) -> bool:
     """Returns whether ``text``, under ``key``, is a secret and not the name of its variable."""
     if not text or _VARIABLE.fullmatch(text):
@@ -98,7 +99,7 @@ def _looks_secret(key: str, text: str) -> bool:
     return _names_secret(key, text) or _KNOWN.search(text) is not None or _in_address(text)
 
 
-@lru_cache(maxsize=4096)  # Every validation asks about the same names.
+@lru_cache(maxsize=4096)
 def _words(name: str) -> tuple[str, ...]:
     return tuple(word.lower() for word in _WORD.findall(name))
 

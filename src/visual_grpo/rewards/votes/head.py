@@ -18,7 +18,6 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from scipy.stats import binomtest
 from sklearn.linear_model import LogisticRegression
-from sklearn.metrics import log_loss, make_scorer
 from sklearn.model_selection import GridSearchCV, LeaveOneGroupOut, cross_val_predict
 from sklearn.preprocessing import StandardScaler
 from torch import Tensor
@@ -108,6 +107,11 @@ def bradley_terry(first: ArrayLike, second: ArrayLike, preference: Values, items
 def _logistic(ridge: float) -> LogisticRegression:
     """Fits the rows of `_two_rows` without a constant: swapping the sides must swap the probabilities."""
     return LogisticRegression(C=0.5 / ridge, fit_intercept=False, solver="newton-cholesky", tol=1e-10)
+
+
+def _log_likelihood(fit: LogisticRegression, rows: Values, won: NDArray[np.bool_]) -> float:
+    odds = fit.decision_function(rows)
+    return -float(np.logaddexp(0, np.where(won, -odds, odds)).sum())
 
 
 def _two_rows(differences: Values, preference: Values) -> tuple[Values, NDArray[np.bool_]]:
@@ -200,9 +204,8 @@ def _cross_validated(differences: Values, preference: Values, folds: NDArray[np.
     if len(set(folds)) < 3:
         return RIDGES[0], _logistic(RIDGES[0]).fit(rows, won).coef_[0], np.zeros(len(preference))
     groups, holding_out = np.tile(folds, 2), LeaveOneGroupOut()
-    loss = make_scorer(log_loss, greater_is_better=False, response_method="predict_proba", normalize=False)
     ridges = {"C": [_logistic(ridge).C for ridge in RIDGES]}
-    search = GridSearchCV(_logistic(RIDGES[0]), ridges, scoring=loss, cv=holding_out, error_score="raise")
+    search = GridSearchCV(_logistic(RIDGES[0]), ridges, scoring=_log_likelihood, cv=holding_out, error_score="raise")
     predicted = cross_val_predict(
         search, rows, won, groups=groups, cv=holding_out, params={"groups": groups}, method="decision_function"
     )
