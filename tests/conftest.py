@@ -33,6 +33,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # So a shell starts what 
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than cores, since tests also wait: for processes, deadlines and the disk."""
+    return (os.cpu_count() or 1) + 1
+
+
 def pytest_collection_finish() -> None:
     gc.set_threshold(10_000, 20, 10)  # From the default 700, 10, 10: most objects die before anything looks for them.
     gc.freeze()

@@ -130,7 +130,7 @@ def place(tmp_path: Path, empty_database: Path, monkeypatch: pytest.MonkeyPatch)
             pass
 
     with HTTPServer(("127.0.0.1", 0), Counting) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
+        Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         found.url = f"http://127.0.0.1:{server.server_port}"
         yield found
         server.shutdown()
