@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import signal
@@ -13,6 +14,7 @@ from unittest.mock import patch
 
 import importlib_metadata
 import pytest
+from filelock import FileLock
 from hypothesis import settings
 
 if TYPE_CHECKING:
@@ -42,10 +44,8 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(10_000, 20, 10)  # From the default 700, 10, 10: most objects die before anything looks for them.
     gc.freeze()
     gc.enable()
-
-
-def pytest_unconfigure() -> None:
-    gc.unfreeze()  # nanobind lists what is left at the end as leaked.
+    # After pytest's own collections, and before nanobind lists what is left at the end as leaked.
+    atexit.register(gc.unfreeze)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -67,11 +67,14 @@ def pipeline_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """To be copied: making MLflow's tables takes seconds."""
+    """To be copied: making MLflow's tables takes seconds, so the first of xdist's processes makes them for all."""
     import mlflow
 
-    file = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
-    mlflow.MlflowClient(f"sqlite:///{file}")
+    own = tmp_path_factory.getbasetemp()
+    file = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "empty.db"
+    with FileLock(f"{file}.lock"):
+        if not file.exists():
+            mlflow.MlflowClient(f"sqlite:///{file}")
     return file
 
 

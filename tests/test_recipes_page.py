@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from tests.markdown import ROOT
-from tests.operations.plan.configurations import parameters_of
+from tests.operations.plan.configurations import parameters_of, tree_of
 from visual_grpo.config import flatten, merged
 from visual_grpo.config.decides import Decides, decides
 from visual_grpo.models.family import find_family
@@ -24,7 +24,7 @@ SECTIONS = dict(re.findall(r"^## ([^\n:]+)(?::[^\n]*)?\n(.*?)(?=^## |\Z)", PAGE,
 RELEASED = {
     path.parent.name
     for path in (ROOT / "conf").glob("*/parameters.yml")
-    if (yaml.safe_load(path.read_text()).get("model") or {}).get("device") == "cuda"
+    if (tree_of(path.parent.name).get("model") or {}).get("device") == "cuda"
 }
 
 
@@ -65,7 +65,7 @@ def test_the_tables_have_every_value_that_decides_a_training() -> None:
     for environment in RELEASED:
         rows = [row for name, row in ((p.values[0], str(p.values[1])) for p in ROWS) if name == environment]
         named = set(re.findall("`([^`]+)`", " ".join(rows)))
-        own = yaml.safe_load((ROOT / f"conf/{environment}/parameters.yml").read_text())
+        own = tree_of(environment)
         kinds = Decides.SAMPLES | Decides.TRAINING
         decisive = {
             name for name, value in flatten(own).items() if value is not None and decides(name, kinds, rounding=False)

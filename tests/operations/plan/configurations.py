@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -67,5 +68,11 @@ CONFIGURATIONS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 
 
 def parameters_of(environment: str, changes: Mapping[str, Any]) -> Parameters:
-    base, own = (yaml.safe_load((ROOT / f"conf/{name}/parameters.yml").read_text()) for name in ("base", environment))
-    return Parameters.model_validate(with_world(merged(merged(base, own), changes), environment))
+    both = merged(tree_of("base"), tree_of(environment))
+    return Parameters.model_validate(with_world(merged(both, changes), environment))
+
+
+@cache
+def tree_of(environment: str) -> dict[str, Any]:
+    tree: dict[str, Any] = yaml.safe_load((ROOT / f"conf/{environment}/parameters.yml").read_text())
+    return tree

@@ -13,10 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from openai import OpenAI
-from openai.types import Model
-from openai.types.chat import ChatCompletion, ChatCompletionContentPartParam
-from openai.types.chat.completion_create_params import CompletionCreateParamsNonStreaming
 from PIL import Image
 from pydantic import TypeAdapter
 
@@ -167,6 +163,12 @@ def test_what_is_asked_has_the_rubric_the_model_and_the_scaled_image() -> None:
 
 @pytest.mark.parametrize("mode", ["yes_probability", "score"])
 def test_requests_and_answers_have_the_form_that_openais_own_client_gives_them(mode: str) -> None:
+    # Imported here: its hundreds of modules would be read by each of xdist's processes.
+    from openai import OpenAI
+    from openai.types import Model
+    from openai.types.chat import ChatCompletion, ChatCompletionContentPartParam
+    from openai.types.chat.completion_create_params import CompletionCreateParamsNonStreaming
+
     with running() as server:
         ours = judge(server, mode=mode, score_range=[0, 10])(prompts({}, 1), images(2)[1:])
         sent = server.log[0]["sent"]
