@@ -28,7 +28,7 @@ from visual_grpo.evaluation.samples import read_scores
 
 NEAR = 0.01
 """Of the total: a loop has reached another if it is at most this far below. Two evaluations differ by chance."""
-RESULTS, DEFAULT = Path("results/equal_cpu"), "default@2"
+RESULTS, BASE, DEFAULT = Path("results/equal_cpu"), "base", "default@2"
 ONE_NOISE, NEW_NOISE = "policy.flow.draws=1", "policy.flow.draws={updates}"
 NFT = f"{algorithms.MATCHING},grpo.loss=nft,grpo.nft_beta=0.5"
 AWM = f"{algorithms.MATCHING},grpo.loss=awm"
@@ -86,25 +86,28 @@ def train(clone: Path, found: Path, arguments: argparse.Namespace, seed: int) ->
         params = [shared, given.format(updates=updates), f"grpo.updates_per_rollout={updates}"]
         params += [f"modules.{usual.module}.learning_rate={own}"]
         training = algorithms.Training(clone, arguments.env, seed, ",".join(filter(None, params)))
-        if not (found / "base").exists():
-            training.keep(found / "base", base=True)
+        if not (found / BASE).exists():
+            training.keep(found / BASE, base=True)
         loops.append(Loop(name, found, training, arguments.cpu, arguments.evaluations))
     while running := [loop for loop in loops if loop.done < loop.parts]:
         min(running, key=lambda loop: loop.spent).step()
 
 
 def table(folders: Sequence[Path]) -> str:
-    """Each loop at the last evaluation that all of ``folders`` have of it and of the default; folders are pooled."""
-    right = [name for name in read_scores(folders[0] / "base").columns if re.fullmatch("part/.*/all", name)]
+    """The base model, and each loop at the last evaluation that all of ``folders`` have of it and of the default;
+    folders are pooled."""
+    right = [name for name in read_scores(folders[0] / BASE).columns if re.fullmatch("part/.*/all", name)]
     heads = ["loop", "steps", "samples", "CPU s", "total", "minus default [95%]"]
     heads += ["all right", "minus default [95%]"] * len(right)
     heads += [*(name.rpartition("/")[2] for name in judges(folders)), "CPU s, samples to the default's total"]
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
-    for name in sorted({found.name.rpartition(" ")[0] for found in folders[0].glob("[!.]*@*")}, key=order):
-        last = min(*(evaluations(folder, each) for folder in folders for each in (name, DEFAULT)))
+    loops = sorted({found.name.rpartition(" ")[0] for found in folders[0].glob("[!.]*@*")}, key=order)
+    for name in (BASE, *loops):
+        compared = (DEFAULT,) if name == BASE else (name, DEFAULT)
+        last = min(evaluations(folder, each) for folder in folders for each in compared)
         if not last:
             continue
-        places = {"own": f"{name} {last}", "default": f"{DEFAULT} {last}"}
+        places = {"own": BASE if name == BASE else f"{name} {last}", "default": f"{DEFAULT} {last}"}
         scores = {(n, key): read_scores(f / own) for n, f in enumerate(folders) for key, own in places.items()}
         facts = [json.loads((folder / places["own"] / "facts.json").read_text()) for folder in folders]
         cells = [name, *(f"{sum(fact[key] for fact in facts) / len(facts):.0f}" for key in ("steps", "samples", "cpu"))]
@@ -128,7 +131,7 @@ def evaluations(folder: Path, name: str) -> int:
 
 def judges(folders: Sequence[Path]) -> list[str]:
     """The scores that are only reported, by their columns."""
-    shown = read_scores(folders[0] / "base").columns
+    shown = read_scores(folders[0] / BASE).columns
     return [name for name in ("reward/outline", "reward/delta_e", *algorithms.GUARDS) if name in shown]
 
 
