@@ -255,6 +255,7 @@ def test_secrets_in_other_sections_are_refused_too(defaults: dict[str, Any], nam
     [
         {"api_key": "$KEY", "headers": {"X-Key": "$KEY", "Authorization": "Bearer $KEY", "Accept": "text/plain"}},
         {"api_keys": ["$KEY", "$OTHER"], "servers": [{"token": "$KEY"}]},
+        {"session_tokens": 512, "judge_key": 1},
         {"max_token": 5, "max_tokens": "5", "tokens": "a", "tokenizer": "b", "eos_token": "</s>", "token_id": "7"},
         {"key": "value", "keys": ["a", "b"], "keypoints": "c", "monkey": "d", "sort_key": "e", "column_key": "image_2"},
         {"author": "a", "secretary": "b", "password_file": "c", "api_key_env": "KEY", "api_key": None, "auth": ""},
