@@ -18,11 +18,7 @@ from torch.multiprocessing.spawn import ProcessExitedException, start_processes
 from visual_grpo.common.digests import STARTER
 from visual_grpo.common.files import fresh_folder, settled
 from visual_grpo.common.importing import code_digest
-from visual_grpo.common.quiet_libraries import silence_libraries
 from visual_grpo.config import Task
-
-if multiprocessing.parent_process() is not None:  # Before the tasks are unpickled, which imports libraries.
-    silence_libraries()
 
 if TYPE_CHECKING:
     Messages = multiprocessing.Queue[tuple[str, int]]
