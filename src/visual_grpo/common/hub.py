@@ -28,7 +28,7 @@ from visual_grpo.common.errors import UserError, nearest
 
 Kind = Literal["model", "dataset", "LoRA"]
 REFUSALS = (HTTPError, HFValidationError, OSError)
-"""What the client raises where the hub does not give it what it asks for."""
+"""Exceptions of the client when the hub does not give it what it asks for."""
 _LATER = {408: "too slow", 429: "too many requests", 500: "an error of the hub"}
 _LATER |= dict.fromkeys((502, 503, 504), "the hub is down or overloaded")
 """Status -> its meaning, of answers that pass."""
@@ -90,7 +90,7 @@ def silence(error: BaseException) -> str | None:
 Coming = dict[str, tuple[str, int]]
 """Repository -> the parameter that names it, and the bytes that are to be downloaded of it."""
 _coming: Coming | None = None
-"""What the command will download; None outside `added_up`."""
+"""Files that the command will download; None outside `added_up`."""
 
 
 @contextmanager

@@ -40,7 +40,7 @@ class TextSample:
     """A language policy's answer."""
 
     text: str
-    """Without the tokens that end it."""
+    """The generated text without its end tokens."""
     finished: bool
     """False where it was cut off at the greatest number of tokens."""
     frame: tuple[int, int]

@@ -46,7 +46,7 @@ class Strict(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
     decides: ClassVar[Decides | None] = None
-    """What those of its fields decide that declare nothing themselves; None = what the outer section says."""
+    """Default for fields that declare nothing themselves; None = the outer section's."""
 
     def __init_subclass__(cls, *, decides: Decides | None = None, **settings: Any) -> None:
         super().__init_subclass__(**settings)

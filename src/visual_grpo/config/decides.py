@@ -23,7 +23,7 @@ class Decides(Flag):
 
     NOTHING = 0
     CONTENT = auto()
-    """What is read: a provenance has a digest of its content, so its name and its place do not matter."""
+    """Files that are read: a provenance has a digest of the content, so names and places do not matter."""
     ASKED = auto()
     """Which samples are generated and judged: their number, their seed, the settings of the controls."""
     SAMPLES = auto()
@@ -35,7 +35,7 @@ class Decides(Flag):
     STOPPING = auto()
     """The step at which a training ends."""
     JUDGEMENT = auto()
-    """What is said about given scores: totals, intervals, the verdict."""
+    """Conclusions from given scores: totals, intervals, the verdict."""
     EVERYTHING = CONTENT | ASKED | SAMPLES | SCORES | TRAINING | STOPPING | JUDGEMENT
     ROUNDING = auto()
     """Combined with any other kind: only the last bits of that."""

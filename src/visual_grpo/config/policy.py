@@ -254,7 +254,7 @@ class RolloutConfig(SamplerConfig):
     )
 
     def size(self) -> dict[str, int]:
-        """Those of ``height``, ``width`` and ``frames`` that are set."""
+        """Returns ``height``, ``width`` and ``frames`` without those that are None."""
         return self.model_dump(include={"height", "width", "frames"}, exclude_none=True)
 
 

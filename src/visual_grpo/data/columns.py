@@ -48,10 +48,10 @@ QUERIES: Mapping[str, tuple[str, ...]] = {
 }
 """Field -> columns in queries about an image, as in Seg-Zero's datasets (arXiv 2503.06520)."""
 _SAYS_PICTURE = re.compile("image|img|picture|photo|video|clip|target|control|mask|depth|thumbnail", re.IGNORECASE)
-"""What is in the name of a column whose URLs lead to pictures, whatever they end in."""
+"""Matches names of columns whose URLs lead to pictures, whatever the URLs end in."""
 IGNORED, METADATA, EMPTY, REJECTED = "ignored", "metadata", "empty", "rejected with its row"
 NOT_FETCHED, NO_FILE = "metadata (URLs, which are not fetched)", "metadata (files that do not exist)"
-"""What becomes of a column of pictures that cannot be read."""
+"""Outcomes for a column of pictures that cannot be read."""
 INFINITE, PARTLY = "metadata (an infinite number becomes null)", "metadata (without what JSON cannot hold)"
 _FOLDERS = ("images", "videos")
 """Folders next to a table that its paths may be relative to, too, as Flow-Factory has them (guidance/datasets.md)."""

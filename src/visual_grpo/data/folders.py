@@ -115,7 +115,7 @@ def _read_list(path: Path, limits: Limits, data: DataConfig) -> Iterator[Item]:
 
 class _Targets(NamedTuple):
     folder: Path | None
-    """What the paths of the targets are relative to; None without targets."""
+    """The folder that the paths of the targets are relative to; None without targets."""
     by_line: Mapping[int, str]
     """The path of the target of each line, counted from 0."""
     listed: str | None = None

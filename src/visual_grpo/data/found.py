@@ -40,7 +40,7 @@ class Found:
         self._other: dict[str, str | None] = {}
         """Files of records in splits that are not read, with the split."""
         self._mentioned: set[str] = set()
-        """Those that only a column of metadata names."""
+        """Files that only a column of metadata names."""
         self._columns: dict[str, Counter[str]] = {}
         """Column -> what it became."""
 

@@ -33,7 +33,7 @@ _LEAST_BASE64 = 64
 _URL_SAFE = str.maketrans("-_", "+/")
 _CHANNELS = (1, 3, 4)
 _KEYS = ("bytes", "path", "url")
-"""Of a mapping that stands for one file, as the hub's tables and chat formats have them; the first with a value."""
+"""Keys of a mapping that stands for one file, in the hub's tables and chat formats; the first with a value counts."""
 
 
 def held(value: Any, name: str) -> Any:

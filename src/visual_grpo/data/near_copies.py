@@ -24,7 +24,7 @@ WebP of 50, and half the size change those of 120 crops of photographs by 4 at m
 _CONTRAST = 24
 """Least range of the greys, of 255: a plain picture has signs of noise only."""
 _WIDTH, _HEIGHT = 18, 16
-"""Of the small version, in pixels: twice those of the hash."""
+"""Size of the small version, in pixels: twice that of the hash."""
 _SHOWN = 5
 """Pairs in a note."""
 _LOOK = np.dtype([("signs", "<u8"), ("colours", "u1", 18), ("greys", "u1", _HEIGHT * _WIDTH)])

@@ -62,8 +62,8 @@ _MARKS = {
     "a place of an image": r"<(?:image|img)>|<\|image_\d+\|>",
     "an HTML entity": r"&(?:\w{2,6}|#\d+);",
 }
-"""What other programs replace in a prompt or take out of it: ai-toolkit, kohya, web interfaces, Midjourney, chat
-templates and web pages -> how it is written."""
+"""Syntax that other programs replace in a prompt or take out of it (ai-toolkit, kohya, web interfaces, Midjourney, chat
+templates, web pages) -> its pattern."""
 _BATCH = 8
 """Records of each thread that are prepared together."""
 
@@ -73,7 +73,7 @@ class Prepared(NamedTuple):
 
     row: dict[str, Any]
     contents: tuple[str, ...]
-    """What no other split may show: the group that the record has if none is given, and digests of its pictures."""
+    """Contents that no other split may show: the record's default group, and the digests of its pictures."""
     notes: Sequence[Note]
     label: int | None
     looks: tuple[bytes, ...]

@@ -19,7 +19,7 @@ _MAX_LISTED = 1000
 _MAX_SHOWN = 5
 """Rejected records in a message."""
 _UNITS: Mapping[Task, str] = {"segmentation": "image", "i2i": "edit"}
-"""What the records of a group have in common, if it is not the prompt."""
+"""Task -> what the records of a group share, if it is not the prompt."""
 _ADVISED = 0.25
 """Largest held-out share that is advised."""
 

@@ -21,7 +21,7 @@ _MARGIN = 0.05
 _INSIDE = 0.95
 """Share of the object's pixels that its box must have within that margin: masks have stray pixels."""
 _MAX_COORDINATE = 1e9
-"""In pixels; excludes infinity, NaN and integers beyond all floats."""
+"""Largest coordinate, in pixels: excludes infinity, NaN and integers beyond all floats."""
 _UNITS = {"in pixels": 0, "as fractions of the image's size": 1, "in thousandths of the image's size": 1000}
 _BOXES: dict[str, Callable[[float, float, float, float], tuple[float, ...]]] = {
     "[x1, y1, x2, y2]": lambda x1, y1, x2, y2: (x1, y1, x2, y2),

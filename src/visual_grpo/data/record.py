@@ -22,7 +22,7 @@ IMAGE_SUFFIXES = frozenset(
     {".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".avif"}
     | {".heic", ".heif", ".jxl", ".jp2", ".ppm", ".pgm", ".pbm", ".tga"}
 )
-"""In lower case. HEIC and JPEG XL cannot be read, but are included so that they are reported instead of ignored."""
+"""Suffixes in lower case. HEIC and JPEG XL cannot be read, but are included so that they are reported, not ignored."""
 VIDEO_SUFFIXES = frozenset({".mp4", ".m4v", ".mov", ".webm", ".mkv", ".avi"})
 _SYSTEM_FILES = frozenset({"thumbs.db", "desktop.ini", "__macosx"})
 NULLS = frozenset({"", "nan", "null", "none", "n/a", "<na>"})
@@ -94,7 +94,7 @@ class Record:
     found: Collection[str] = ()
     """Columns of the table's row, or keys of the annotation, that the record was read from."""
     columns: Mapping[str, str] = field(default_factory=dict)
-    """What each of ``found`` became."""
+    """Column or key of ``found`` -> what it became."""
     caption: str | None = None
     """The text file of the prompt, or of the picture's path, relative to ``folder``."""
     split: str | None = None
@@ -132,7 +132,7 @@ class Rejected(Exception):  # noqa: N818 (an outcome, not a program error)
     id: str | None = None
     split: str | None = None
     columns: Mapping[str, str] = field(default_factory=dict)
-    """What each column of the table's row became, where it has been read."""
+    """Column of the table's row, if it has been read -> what it became."""
 
     def at(self, place: Place, record_id: object = None) -> Self:
         """Returns a copy with its place, without the traceback, whose frames would keep images in memory."""

@@ -70,7 +70,7 @@ LAYOUTS = {
         folders.find_masks, folders.read_masks, "images/a.png with masks/THING/a.png, or masks/a.png with masks/a.txt"
     ),
 }
-"""By name, in the order in which ``auto`` tries them."""
+"""Name -> layout, in the order in which ``auto`` tries them."""
 _SEGMENTATION_ORDER = ("records", "masks", "coco", "image_folder", "table", "prompts", "captions")
 _QUERIES = ("coco", "masks")
 """Layouts of queries about an image alone."""

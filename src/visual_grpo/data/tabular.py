@@ -43,9 +43,9 @@ from visual_grpo.data.splits import COLUMNS, chosen_splits, split_in_path, split
 from visual_grpo.data.text_tables import Row, csv_rows, has_json_lines, json_lines, json_rows
 
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet", ".tar")
-"""Of tables; a JSON file is one if it holds records."""
+"""Suffixes of tables; a JSON file is a table if it holds records."""
 _ROWS_IN_MEMORY = 16
-"""Of a Parquet table."""
+"""Rows of a Parquet table that are read at a time."""
 
 
 def find_records(path: Path, limits: Limits) -> Path | None:

@@ -50,7 +50,7 @@ class Watched:
     limit: float | None
     """A guard's change may not be below it, any other change not above; None = only reported. 0 of a judge."""
     judge_of: str | None = None
-    """What the judge judges, ``total`` or a reward; None = not a judge."""
+    """The score that the judge checks, ``total`` or a reward; None = not a judge."""
 
     @property
     def is_worse(self) -> bool:

@@ -30,7 +30,7 @@ from visual_grpo.evaluation.verdict import FEW_NOTE, decimals
 Groups = Mapping[str, Mapping[str, Collection[str]]]
 """Metadata key -> value -> ids of the records that have it."""
 FEW_UNITS = 100
-"""With fewer independent prompts the decision says what gain they can detect."""
+"""Number of independent prompts below which the decision says what gain they can detect."""
 _NAMED = 3
 """The most failed conditions that the sentence explains."""
 _RELATIONS = {">": (operator.gt, "above"), ">=": (operator.ge, "at least"), "<=": (operator.le, "at most")}

@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 
 
 Painter = RewardSet | FunctionReward | None
-"""What may paint a text."""
+"""Object that may paint a text."""
 
 
 def of_sample(record: PromptRecord, sample: Sample, painter: Painter) -> Image.Image:

@@ -225,7 +225,7 @@ LOSSES: dict[str, type[Algorithm[Any]]] = {
     "nft": NFT,
     "awm": AWM,
 }
-"""By the names that ``grpo.loss`` chooses from."""
+"""Value of ``grpo.loss`` -> its loss."""
 
 
 def unread_clips(config: GRPOConfig) -> list[str]:

@@ -45,9 +45,9 @@ PROMPTS = (
 RECORDS = tuple(PromptRecord(id=str(number), prompt=prompt) for number, prompt in enumerate(PROMPTS))
 STEPS = 5
 _LIMITS = {"float32": 1e-5, "bfloat16": 0.05, "float16": 0.02}
-"""In half precision a pipeline rounds the state after each step, and rows of a batch differ."""
+"""Largest relative differences: in half precision a pipeline rounds each step's state, and rows of a batch differ."""
 _LEVELS = {"float32": 0, "bfloat16": 24, "float16": 4}
-"""Levels of 255: pipelines rescale latents for the VAE in its precision."""
+"""Largest differences of pictures, in levels of 255: pipelines rescale latents for the VAE in its precision."""
 _NO_EFFECT = 1e-5
 """An adapter whose latents differ by less from the base model's is not loaded."""
 _FORMS: tuple[Callable[[Tensor], Tensor], ...] = (

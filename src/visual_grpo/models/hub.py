@@ -45,7 +45,7 @@ class HubModel:
 
     @property
     def notes(self) -> Iterator[str]:
-        """What to tell the user: a new name, and what will be downloaded."""
+        """Yields the notes for the user: a new name, and the size of a download."""
         if self.name != self.path:
             yield f"model.path: {self.path} is called {self.name} on the hub now; the old name still leads there."
         if self.to_download:

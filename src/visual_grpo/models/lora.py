@@ -154,7 +154,7 @@ class DiffusersAdapter(Adapter):
     plain = "pipe.transformer.load_lora_adapter(folder, prefix=None, use_safetensors=True)"
     prefix: ClassVar[str] = ""
     tensor_prefix: ClassVar[str] = ""
-    """What names in the file begin with: those of its configuration, and those of its tensors."""
+    """Prefixes of names in the file: those of its configuration, and those of its tensors."""
     parts: ClassVar[Mapping[str, str]] = {}
     """Name of a layer, within its block -> its name in the file; the others have the same name there."""
 
@@ -218,7 +218,7 @@ class PipelineAdapter(DiffusersAdapter):
 
 
 class OriginalAdapter(PipelineAdapter):
-    """One whose tensors have the names of the model's authors, as diffusers and ComfyUI read them.
+    """A file whose tensors have the names of the model's authors, as diffusers and ComfyUI read them.
 
     ComfyUI (comfy/lora.py) has no other names for Wan and LTX-Video.
     """

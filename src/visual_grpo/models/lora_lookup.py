@@ -94,7 +94,7 @@ def _on_hub(named: str, parameter: str) -> tuple[Path, str] | None:
 
 
 def _downloaded(repository: str, file: str | None, commit: str | None, parameter: str) -> tuple[Path, str]:
-    """Without a ``file``, it is the one that diffusers would load. Raises UserError where it cannot be had."""
+    """Downloads ``file``, by default the one that diffusers would load. Raises UserError if it cannot."""
     known = huggingface_hub.try_to_load_from_cache(repository, file or _DIFFUSERS_FILE, revision=commit)
     chosen = file or _DIFFUSERS_FILE
     if commit is None or not isinstance(known, str):

@@ -66,7 +66,7 @@ class MissingJudge:
 
     reward: str
     family: str
-    """What looks at the picture, such as CLIP."""
+    """The kind of model that looks at the picture, such as CLIP."""
     others: Mapping[str, str]
     """Rewards and workers that could judge it, those that are installed first, with their families."""
 

@@ -70,7 +70,7 @@ class FunctionReward:
         if self.measure is not None and [*map(type, self.measure)] != [str, str]:
             raise UserError(f"reward {name!r}: its `measure` must be (part, its name in reports), got {self.measure!r}")
         self.guard: str | None = getattr(function, "guard", None)
-        """What is wrong with the pictures where this falls without being optimised, as a clause; None = no guard."""
+        """Clause that says what is wrong with pictures whose score falls without being optimised; None = no guard."""
         self.budget = FailureBudget(max_failed_share)
         self.judge_of: str | None = None
         """The score that this gives a second opinion on: ``total`` or a reward; None = no judge."""

@@ -47,7 +47,7 @@ COLUMNS = {
     "metrics.`result/gain_over_control`": 110,
     "metrics.`result/task`": 90,
 }
-"""From left to right, with widths in pixels: together they fit into a window of 1400 pixels, of which
+"""Columns from left to right, with widths in pixels: together they fit into a window of 1400 pixels, of which
 MLflow's menu takes 200 and the name of the run 400."""
 _SHOWN = {"deleted": False, "isGenerated": False}
 _SECTION = {"uuid": "first", "name": "Gain and samples", "display": True, "isReordered": True, **_SHOWN}

@@ -143,7 +143,7 @@ def _place(module: str, modules: Sequence[str], published: Published | None) -> 
 
 
 def _provenance(facts: Mapping[str, Any]) -> dict[str, str]:
-    """What only this machine and its MLflow know."""
+    """Returns the facts that only this machine and its MLflow know."""
     told = {
         "MLflow run": f"`{facts['mlflow_run_id']}`" if facts["mlflow_run_id"] else "none",
         "Command": f"`{facts.get('command', 'unknown')}`",

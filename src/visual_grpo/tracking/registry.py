@@ -39,7 +39,7 @@ UNDATED = "when the clock was wrong"
 NOT_PROMOTED = 3
 """Exit code of a gate that did not promote its candidate."""
 _TOLERANCE = timedelta(hours=1)
-"""By which clocks of several machines may differ."""
+"""Largest difference of the clocks of several machines."""
 FROM_FACTS = {
     "dataset.digest": "data",
     "base.model": "model",

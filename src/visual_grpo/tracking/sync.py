@@ -37,7 +37,7 @@ TRAINING_DIGEST, EVALUATION_DIGEST = "training.digest", "evaluation.digest"
 DIGEST = "adapter.digest"
 """Tag of a version, and of the run of a training: `adapter_folder.adapter_digest`."""
 RUN_NAME = "run.name"
-"""In the facts of a training: its run's name."""
+"""Key of the run's name in the facts of a training."""
 TAGGED = ("command", "git.", "dvc.", "version.", "resumed.")
 """Prefixes of the facts that become tags."""
 _OF_MODULE = {

@@ -34,7 +34,7 @@ _KINDS = {
     "address": re.compile("://"),
     "code": re.compile(r"[^\W\d][\w.]*:[^\W\d]\w*"),
 }
-"""What a value looks like; the first pattern that matches counts."""
+"""Kind of a value -> its pattern; the first that matches counts."""
 _DIGITS = 32
 """Digits of the digest that a refusal tells; ``trust`` takes no fewer."""
 _NOTHING: Mapping[str, Any] = MappingProxyType({})

@@ -24,7 +24,7 @@ _NO_LAYER = 1 << 30
 """Wanted by a rank that has finished its part."""
 _mesh: DeviceMesh | None = None
 _layers: list[Any] = []
-"""By the number that all ranks know them by."""
+"""Layers, in an order that is the same on all ranks."""
 
 
 def begin(device: torch.device) -> None:

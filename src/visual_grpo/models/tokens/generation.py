@@ -155,7 +155,7 @@ def can_be_captured(model: Any) -> bool:
 
 @cache
 def _side_stream(device: torch.device) -> torch.cuda.Stream:
-    """One for all batches: libraries keep a workspace for each stream."""
+    """Returns the same stream for all batches: libraries keep a workspace for each stream."""
     return torch.cuda.Stream(device)
 
 

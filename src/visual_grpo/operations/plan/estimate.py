@@ -22,9 +22,9 @@ from visual_grpo.operations.plan.dry_run import DryRunner, PlannedModel, planned
 from visual_grpo.operations.plan.meter import Meter, Phase
 
 LAUNCH_SECONDS = 33e-6
-"""Of the host to launch a kernel, with the Python code of the layers."""
+"""Time of the host to launch a kernel, with the Python code of the layers."""
 CAPTURED_LAUNCH_SECONDS = 5.2e-6
-"""Of a kernel in a CUDA graph."""
+"""Time to launch a kernel of a CUDA graph."""
 FLOPS_SHARE = 0.69
 """Share of the dense rate that matrix products reach."""
 BANDWIDTH_SHARE = 0.5
@@ -62,7 +62,7 @@ CARDS = (
     Card("A100 80GB", 79.14, 2.039e12, 312e12, 19.5e12),
     Card("H200", 139.8, 4.8e12, 989e12, 67e12),
 )
-"""By memory."""
+"""Cards, sorted by memory."""
 
 
 def find_card(name: str) -> Card:

@@ -84,7 +84,7 @@ class Findings:
     """Only the first records were read."""
     sample: list[PromptRecord] = field(default_factory=list)
     note: str | None = None
-    """What to say before any work."""
+    """Note that is printed before any work."""
     problems: list[UserError] = field(default_factory=list)
 
     def add(self, record: PromptRecord) -> None:

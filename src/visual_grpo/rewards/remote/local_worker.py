@@ -47,7 +47,7 @@ _Start = tuple[Path, tuple[tuple[str, str], ...]]
 class LocalWorker:
     process: subprocess.Popen[str]
     errors: IO[str]
-    """What it writes to stderr."""
+    """The standard error of the process."""
     url: str
     key: str
     """Only this process and the worker know it: other users of the machine reach the worker's port too."""

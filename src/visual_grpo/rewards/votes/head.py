@@ -87,7 +87,7 @@ def _mean_difference(values: Tensor) -> Tensor:
 Values = NDArray[np.float64]
 
 RIDGES = tuple(float(ridge) for ridge in np.geomspace(1000.0, 0.1, 9))
-"""From the strongest, which is taken of equally good ones."""
+"""Ridge penalties, the strongest first: of equally good ones, the first is taken."""
 FOLDS = 5
 PICTURE_RIDGE = 0.1
 """Ridge of the pictures' own scores: a normal prior of variance 10, which hardly moves a picture with many choices."""

@@ -30,7 +30,7 @@ COLORS: Mapping[str, tuple[int, int, int]] = {
     "purple": (180, 60, 200),
 }
 AREAS: Mapping[str, float] = {"circle": math.pi, "square": 4.0, "triangle": 2.0}
-"""Of the shapes with radius 1."""
+"""Areas of the shapes with radius 1."""
 SHAPES = tuple(AREAS)
 CENTERS: Mapping[str, tuple[float, float]] = {
     "left": (0.25, 0.5),

@@ -34,7 +34,7 @@ _IOU_REACH = 0.3
 """1 minus the intersection over union with the template at which the closeness of a shape is 0."""
 _MIN_IOU = 0.85
 _CLEAR_MARGIN = 0.15
-"""What the intersection over union with the asked template exceeds that with any other by, for a true circle."""
+"""Margin of a true circle: its intersection over union with the asked template minus that with the best other one."""
 _MIN_MARGIN = 0.07
 """The same for a shape that a person calls right: a square with rounded corners lies below it, and is neither."""
 _MAX_OFFSET = 0.1
