@@ -32,6 +32,7 @@ from visual_grpo.common.images import (
     stretch,
     stretch_mask,
 )
+from visual_grpo.common.machine_errors import is_machine_error
 from visual_grpo.common.masks import AmbiguousMaskError, Mask, read_mask, read_mask_image
 from visual_grpo.common.videos import frame_name
 from visual_grpo.config import DataConfig
@@ -243,6 +244,8 @@ def image_digest(original: Original) -> str:
     try:
         return clip_digest(original)
     except OSError as error:
+        if is_machine_error(error):
+            raise
         message = f"{original} cannot be read ({error.strerror})"
         raise Rejected("corrupt_image", message, "Check the file and its permissions") from error
 
