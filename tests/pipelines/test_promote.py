@@ -306,7 +306,7 @@ def test_a_champion_of_something_else_is_refused(gate: Gate) -> None:
 
 @pytest.mark.parametrize("facts", [{"data": "before they grew"}, {"start": "adapters of other data"}])
 def test_prompts_that_an_adapter_has_seen_do_not_judge_it(gate: Gate, facts: dict[str, str]) -> None:
-    seen = [record.prompt for record in gate.records.split("held_out")][:4]
+    seen = gate.records.split("held_out")[:4].rows()
     grown = Path(gate.train("grown", 0.1))
     gate.note(grown, gate._config(), **facts)
     write_seen(seen, grown)
