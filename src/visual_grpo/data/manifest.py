@@ -39,7 +39,7 @@ def seen_with(row: Mapping[str, Any]) -> set[str]:
 
 
 def write_seen(rows: Iterable[Mapping[str, Any]], folder: Path, earlier: Set[str] = frozenset()) -> None:
-    """Keeps what a training on the manifest's ``rows`` has seen with its adapters, and what its ``earlier`` ones have."""
+    """Keeps what a training on the manifest's ``rows``, and those ``earlier`` that it goes on from, have seen."""
     (folder / SEEN).write_text(json.dumps(sorted(earlier.union(*map(seen_with, rows)))), encoding="utf-8")
 
 

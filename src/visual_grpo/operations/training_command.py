@@ -199,7 +199,7 @@ def complete_adapters(
     start: Path | None,
     changes: bytes,
 ) -> None:
-    """Writes the adapters with their facts, what they have seen, the held-out prompts, uncommitted changes, model card."""
+    """Writes the adapters with their facts, what they have seen, held-out prompts, uncommitted changes, model card."""
     # The line that loads each adapter without this package.
     loading = {module: run.spec.family.modules[module].adapter.plain for module in run.spec.modules}
     finished = datetime.now(UTC).isoformat(" ", timespec="minutes")
