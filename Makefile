@@ -77,7 +77,7 @@ ui: setup  ## Show the runs in MLflow, best result first; PORT=5000
 
 clean:  ## Remove outputs of runs and unpacked zips, keep your data
 	@rm -rf data/01_raw/shapes data/01_raw/words data/01_raw/scenes
-	@find data -mindepth 2 -not -path 'data/01_raw/*' -not -name .gitkeep -not -name '*.dvc' -delete 2>/dev/null || true
+	@find data -mindepth 2 -not -path 'data/01_raw/*' -not -path '*/01_raw/votes/*' -not -name .gitkeep -not -name '*.dvc' -delete 2>/dev/null || true
 	@rm -rf mlflow.db* mlflow-ui.log mlartifacts .viz .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
 	@[ ! -x $(BIN)/python ] || $(BIN)/python -m visual_grpo.data.archives
 

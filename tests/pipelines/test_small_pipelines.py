@@ -220,7 +220,7 @@ class Trainings:
         (folder / "training.json").write_text(json.dumps(facts))
         (folder / "training.csv").write_text("step,reward/total\n1,0.5\n")
         if seen is not None:
-            write_seen(seen, folder)
+            write_seen(({"prompt": prompt, "source_sha256": None} for prompt in seen), folder)
         return str(folder)
 
     def compare(self, first: str, second: str, page: bool = False, **own: Any) -> dict[str, Any]:
@@ -291,15 +291,15 @@ def test_trainings_on_other_data_share_prompts(trainings: Trainings, capsys: pyt
     other = trainings.add("other", 0.1, data="other", seen=["held_out prompt 0", "held_out prompt 3", "else"])
     found = trainings.compare(first=other, second=trainings.add("second", 0.3))
     assert found["headline"]["prompts"] == 2
-    assert "Compared on the 2 of 4 held-out prompts that no training has seen" in capsys.readouterr().out
+    assert "Compared on the 2 of 4 held-out records that no training has seen" in capsys.readouterr().out
     assert found["differences"]["data"] == ["other", trainings.records.digest]
 
 
 @pytest.mark.parametrize(
     ("seen", "said"),
     [
-        ([f"held_out prompt {number}" for number in range(4)], "each of the 4 held-out prompts"),
-        (None, r"seen_prompts\.json is missing"),
+        ([f"held_out prompt {number}" for number in range(4)], "each of the 4 held-out records"),
+        (None, r"seen\.json is missing"),
     ],
 )
 def test_nothing_in_common_is_refused(trainings: Trainings, seen: list[str] | None, said: str) -> None:

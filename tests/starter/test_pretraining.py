@@ -21,8 +21,9 @@ from torch import nn
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 
 from tests.starter import tasks
+from visual_grpo.common.errors import UserError
 from visual_grpo.starter import pretraining
-from visual_grpo.starter.pretraining import Job, minimise, run_side_by_side
+from visual_grpo.starter.pretraining import Job, minimise, run_side_by_side, write_dataset, write_once
 
 ROOT = Path(__file__).parents[2]
 CALLER = """
@@ -53,6 +54,21 @@ def wait_until(condition: Callable[[], object], seconds: float = 60) -> bool:
             return True
         time.sleep(0.05)
     return False
+
+
+@pytest.mark.parametrize("place", ["photos", "photos/0.png"])
+def test_what_the_starter_has_not_written_is_never_replaced(tmp_path: Path, place: str) -> None:
+    photo = tmp_path / "photos/0.png"
+    photo.parent.mkdir()
+    photo.write_bytes(b"a photo")
+    with pytest.raises(UserError, match=r"The starter would replace .*photos"):
+        write_dataset(tmp_path / place, {}, (), lambda fresh: [])
+    with pytest.raises(UserError, match=r"data\.path or model\.path"):
+        write_once(tmp_path / place, {}, lambda fresh: {}, even_if_there=True)
+    assert photo.read_bytes() == b"a photo"
+    photo.unlink()
+    write_dataset(tmp_path / "photos", {}, (), lambda fresh: [])  # An empty folder, and the starter's own.
+    write_dataset(tmp_path / "photos", {"seed": 1}, (), lambda fresh: [])
 
 
 def test_tasks_run_in_order_until_ctrl_c_ends_their_process(tmp_path: Path) -> None:

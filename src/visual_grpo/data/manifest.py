@@ -20,7 +20,7 @@ from visual_grpo.data.splits import prompt_key
 
 IMAGES = "images"
 """Folder of the prepared images, next to the manifest."""
-SEEN = "seen_prompts.json"
+SEEN = "seen.json"
 FEW_PROMPTS = 10
 """An interval over fewer independent prompts is not to be relied on."""
 
@@ -30,9 +30,17 @@ def prompt_hash(prompt: str) -> str:
     return hashlib.blake2b(prompt_key(prompt).encode(), digest_size=8).hexdigest()
 
 
-def write_seen(prompts: Iterable[str], folder: Path, earlier: Set[str] = frozenset()) -> None:
-    """Keeps hashes of the prompts that a training has seen with its adapters, including those it started from."""
-    (folder / SEEN).write_text(json.dumps(sorted({*map(prompt_hash, prompts)} | earlier)), encoding="utf-8")
+def seen_with(row: Mapping[str, Any]) -> set[str]:
+    """Returns hashes of what a training on the manifest's ``row`` has seen: its source images, or else its prompt.
+
+    Instructions and queries do not count: few of them serve many images (`splits.split_group`).
+    """
+    return {image[:16] for image in row["source_sha256"] or ()} or {prompt_hash(row["prompt"])}
+
+
+def write_seen(rows: Iterable[Mapping[str, Any]], folder: Path, earlier: Set[str] = frozenset()) -> None:
+    """Keeps what a training on the manifest's ``rows``, and those ``earlier`` that it goes on from, have seen."""
+    (folder / SEEN).write_text(json.dumps(sorted(earlier.union(*map(seen_with, rows)))), encoding="utf-8")
 
 
 def read_seen(folder: Path) -> frozenset[str]:

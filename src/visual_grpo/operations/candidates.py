@@ -16,7 +16,7 @@ from visual_grpo.common.errors import UserError, counted
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import Parameters
 from visual_grpo.config.decides import Decides
-from visual_grpo.data.manifest import RecordTable, prompt_hash, read_seen
+from visual_grpo.data.manifest import RecordTable, read_seen, seen_with
 from visual_grpo.data.splits import HELD_OUT
 from visual_grpo.evaluation.comparison import EVAL_SAMPLER
 from visual_grpo.evaluation.samples import generate_and_score, requests
@@ -68,12 +68,13 @@ def model_in(name: str, folder: Path, parameters: Parameters) -> ComparedModel:
 def unseen(
     records: RecordTable, models: Sequence[ComparedModel], task: str, split: str = HELD_OUT
 ) -> list[PromptRecord]:
-    """Returns the records of ``split`` whose prompts no model has seen in its training; ``task`` is the pipeline."""
-    rows = new = list(records.split(split))
+    """Returns the records of ``split`` that no model has seen in its training; ``task`` is the pipeline."""
+    rows = records.split(split)
+    seen: set[str] = set()
     for model in models:
         if model.folder is not None and (model.facts["data"] != records.digest or "start" in model.facts):
-            seen = read_seen(model.folder)
-            new = [record for record in new if prompt_hash(record.prompt) not in seen]
+            seen |= read_seen(model.folder)
+    new = [record for record, row in zip(rows, rows.rows(), strict=True) if seen.isdisjoint(seen_with(row))]
     shown = split.replace("_", "-")
     if not rows:
         raise UserError(
@@ -82,11 +83,11 @@ def unseen(
         )
     if not new:
         raise UserError(
-            f"{task}: each of the {len(rows)} {shown} prompts of these data was seen by one of the trainings. Compare"
+            f"{task}: each of the {len(rows)} {shown} records of these data was seen by one of the trainings. Compare"
             " where one of them was trained: the same --env and data.path."
         )
     if len(new) < len(rows):
-        console.note(f"Compared on the {len(new)} of {len(rows)} {shown} prompts that no training has seen.")
+        console.note(f"Compared on the {len(new)} of {len(rows)} {shown} records that no training has seen.")
     return new
 
 

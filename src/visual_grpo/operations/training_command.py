@@ -199,7 +199,7 @@ def complete_adapters(
     start: Path | None,
     changes: bytes,
 ) -> None:
-    """Writes the adapters with their facts, seen and held-out prompts, uncommitted changes of the code, model card."""
+    """Writes the adapters with their facts, what they have seen, held-out prompts, uncommitted changes, model card."""
     # The line that loads each adapter without this package.
     loading = {module: run.spec.family.modules[module].adapter.plain for module in run.spec.modules}
     finished = datetime.now(UTC).isoformat(" ", timespec="minutes")
@@ -211,7 +211,7 @@ def complete_adapters(
     never_seen = sorted({record.prompt for record in records.split("held_out", SEALED)})
     (folder / HELD_OUT).write_text(json.dumps(never_seen, ensure_ascii=False), encoding="utf-8")
     earlier = frozenset() if start is None or start.is_file() else read_seen(start)
-    write_seen((record.prompt for record in records.split("train", "eval")), folder, earlier)
+    write_seen(records.split("train", "eval").rows(), folder, earlier)
     judged_by = str(Command.current().for_pipeline("evaluate"))
     (folder / CARD).write_text(model_card(facts, list(loading), judged_by=judged_by), encoding="utf-8")
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.multiprocessing.spawn import ProcessExitedException, start_processes
 
 from visual_grpo.common.digests import STARTER
+from visual_grpo.common.errors import UserError
 from visual_grpo.common.files import fresh_folder, settled
 from visual_grpo.common.importing import code_digest
 from visual_grpo.config import Task
@@ -28,6 +29,8 @@ Advance = Callable[[str, int], None]
 _FINAL_SHARE = 0.03
 """Final learning rate as a share of its peak."""
 _LEAST_SIGMA = 0.002
+_SHOWN = 3
+"""Names of files in a message."""
 _POLL = 0.2
 """Seconds between two looks at the processes."""
 
@@ -71,14 +74,28 @@ def write_once(
     """Replaces ``folder`` by one that ``write`` fills, unless it was written for the same recipe.
 
     Notes the digest of the recipe in it, with what ``write`` returns, and returns that. After an error or an
-    interruption the folder is unchanged.
+    interruption the folder is unchanged. Raises UserError for a folder that something else has written to.
     """
     digest = digest_of(recipe)
     if even_if_there or starter_notes(settled(folder)).get("digest") != digest:
+        _require_own(folder)
         with fresh_folder(folder) as fresh:
             noted = {"digest": digest, **write(fresh)}
             (fresh / STARTER).write_text(json.dumps(noted), encoding="utf-8")
     return starter_notes(folder)
+
+
+def _require_own(folder: Path) -> None:
+    """Raises UserError if replacing ``folder`` would delete files of the user."""
+    if folder.exists() and not (folder / STARTER).is_file() and (others := _names(folder)):
+        raise UserError(
+            f"The starter would replace {folder}, which it has not written: there is {', '.join(others)}. Name a new or"
+            " an empty folder by starter.dataset or starter.model. To train on the folder, set data.path or model.path."
+        )
+
+
+def _names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())[:_SHOWN] if folder.is_dir() else ["a file"]
 
 
 def write_dataset(
