@@ -15,13 +15,13 @@ import itertools
 import os
 import shutil
 import stat
-import threading
-from collections.abc import Iterator
+import uuid
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from filelock import SoftFileLock, Timeout
+from filelock import SoftFileLock, Timeout, lock_descriptor
 
 from visual_grpo.common.errors import UserError
 
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _DRAFT = ".draft-"
-"""Between the final name and the process that writes it."""
-_drafts: set[Path] = set()
-"""Drafts of this process; removed when it ends."""
+"""Between the final name and a number of its own: processes of two containers may have one number."""
+_drafts: dict[Path, int | None] = {}
+"""Drafts of this process, which are removed when it ends, and the open files that lock them (`_lock`)."""
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 _held: list[SoftFileLock] = []
 _UMASK = os.umask(0o077)  # There is no other way to read it.
@@ -41,7 +41,7 @@ os.umask(_UMASK)
 def write_atomically(file: Path, content: str | bytes) -> None:
     """Replaces ``file`` in one step, flushed to disk; its folder is made."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    draft = file.with_name(f".{file.name}.{os.getpid()}-{threading.get_ident()}")
+    draft = file.with_name(f".{file.name}.{uuid.uuid4().hex}")
     try:
         draft.write_bytes(content.encode() if isinstance(content, str) else content)
         flush(draft)
@@ -110,8 +110,8 @@ def fresh_folder(final: Path) -> Iterator[Path]:
         _remove(draft)
 
 
-def new_draft(final: Path) -> Path:
-    """A path next to ``final`` for its next content; nothing is there yet.
+def new_draft(final: Path, make: Callable[[Path], object] = Path.touch) -> Path:
+    """Makes an empty hidden file next to ``final`` for its next content.
 
     Left-over drafts are removed when the process ends; drafts of killed processes are removed now.
     """
@@ -119,19 +119,19 @@ def new_draft(final: Path) -> Path:
     final.parent.mkdir(parents=True, exist_ok=True)
     heal(final)
     for draft in final.parent.glob(f".{glob.escape(final.name)}{_DRAFT}*"):
-        process = draft.name.rpartition(_DRAFT)[2]
-        if process.isdecimal() and (int(process) == os.getpid() or not _is_running(int(process))):
+        if (lock := _lock(draft)) is not None:
             _remove(draft)
-    draft = final.with_name(f".{final.name}{_DRAFT}{os.getpid()}")
-    _drafts.add(draft)
-    return draft
+            os.close(lock)
+    number = uuid.uuid4().hex
+    draft, unlocked = final.with_name(f".{final.name}{_DRAFT}{number}"), final.with_name(f".{final.name}.{number}")
+    make(unlocked)
+    _drafts[draft] = _lock(unlocked)
+    return unlocked.rename(draft)
 
 
 def new_folder(final: Path) -> Path:
     """Makes an empty hidden folder next to ``final`` for a node to fill; a `FolderDataset` moves it to its place."""
-    draft = new_draft(final)
-    draft.mkdir()
-    return draft
+    return new_draft(final, Path.mkdir)
 
 
 def replace_folder(fresh: Path, final: Path) -> None:
@@ -251,19 +251,22 @@ def _remove(draft: Path) -> None:
         shutil.rmtree(draft, ignore_errors=True)
     else:
         draft.unlink(missing_ok=True)
+    if (lock := _drafts.pop(draft, None)) is not None:
+        os.close(lock)
 
 
 @atexit.register
 def _remove_drafts() -> None:
-    for draft in _drafts:
+    for draft in [*_drafts]:
         _remove(draft)
 
 
-def _is_running(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass  # It runs, as another user.
-    return True
+def _lock(draft: Path) -> int | None:
+    """Opens and locks a draft; returns None where a living process has locked it, or the disk has no locks."""
+    with suppress(OSError):
+        descriptor = os.open(draft, os.O_RDONLY)
+        with suppress(OSError):
+            if lock_descriptor(descriptor, blocking=False):
+                return descriptor
+        os.close(descriptor)
+    return None
