@@ -14,14 +14,15 @@ import glob
 import itertools
 import os
 import shutil
+import socket
 import stat
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
-from filelock import SoftFileLock, Timeout, lock_descriptor
+from filelock import lock_descriptor
 
 from visual_grpo.common.errors import UserError
 
@@ -33,7 +34,7 @@ _DRAFT = ".draft-"
 _drafts: dict[Path, int | None] = {}
 """Drafts of this process, which are removed when it ends, and the open files that lock them (`_lock`)."""
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
-_held: list[SoftFileLock] = []
+_held: list[TextIO] = []
 _UMASK = os.umask(0o077)  # There is no other way to read it.
 os.umask(_UMASK)
 
@@ -74,29 +75,45 @@ def flush(path: Path) -> None:
         os.close(descriptor)
 
 
-def hold(file: Path) -> None:
+class InUseError(UserError):
+    """Another command holds a lock."""
+
+
+def hold(file: Path) -> int:
     """Takes the lock ``file`` for this process; `release` or the end of the process gives it back.
 
-    Raises UserError: another process holds it, or it cannot be written; nothing has been changed then.
+    Returns the open file. Programs that inherit it hold the lock, too, until the last of them has ended.
+
+    Raises InUseError, or UserError where the lock cannot be written; nothing has been changed then.
     """
-    lock = SoftFileLock(file)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        lock.acquire(timeout=1, poll_interval=0.2)
-    except Timeout:
-        raise UserError(
-            f"{file.parent} is in use by another command, process {lock.pid}. Wait until it ends, stop it, or write"
-            f" elsewhere with output=FOLDER. If it ran on another machine and has ended: rm {file}"
-        ) from None
+        lock = file.absolute().open("a+", encoding="utf-8")
+        is_free, is_there = lock_descriptor(lock.fileno(), blocking=False), os.fstat(lock.fileno()).st_nlink > 0
     except OSError as error:
         raise UserError(f"{file} cannot be written: {error.strerror}. Write elsewhere with output=FOLDER") from error
+    lock.seek(0)
+    if not is_free:
+        with lock:
+            raise InUseError(
+                f"{file.parent} is in use by another command, {lock.read() or 'process unknown'}: {file} is locked."
+                " Wait until the command and what it has started end, stop them, or write elsewhere with output=FOLDER"
+            )
+    if not is_there:  # The last holder has just removed it.
+        lock.close()
+        return hold(file)
+    lock.truncate()
+    lock.write(f"process {os.getpid()} on {socket.gethostname()}")
+    lock.flush()
     _held.append(lock)
+    return lock.fileno()
 
 
 def release() -> None:
     """Gives back all locks that this process holds."""
     while _held:
-        _held.pop().release()
+        with _held.pop() as lock, suppress(OSError):
+            Path(lock.name).unlink()
 
 
 @contextmanager
