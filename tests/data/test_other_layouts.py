@@ -563,7 +563,7 @@ def test_a_folder_of_pictures_that_may_not_be_opened_is_not_called_missing() -> 
 def test_a_record_whose_folder_of_frames_may_not_be_opened_is_rejected(name: str, why: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
-        targets = [{}] * COUNT + [{"target_image": name}]
+        targets: list[dict[str, str]] = [{}] * COUNT + [{"target_image": name}]
         jsonl(root / "data/list.jsonl", [{"prompt": f"thing {n}", **target} for n, target in enumerate(targets)])
         (root / "data/clip/deeper").mkdir(parents=True)
         for path in (root, root / "data"):
