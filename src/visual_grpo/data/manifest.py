@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from itertools import islice
 from pathlib import Path
@@ -38,7 +38,7 @@ def seen_with(row: Mapping[str, Any]) -> set[str]:
     return {image[:16] for image in row["source_sha256"] or ()} or {prompt_hash(row["prompt"])}
 
 
-def write_seen(rows: Iterable[Mapping[str, Any]], folder: Path, earlier: Set[str] = frozenset()) -> None:
+def write_seen(rows: Iterable[Mapping[str, Any]], folder: Path, earlier: frozenset[str] = frozenset()) -> None:
     """Keeps what a training on the manifest's ``rows``, and those ``earlier`` that it goes on from, have seen."""
     (folder / SEEN).write_text(json.dumps(sorted(earlier.union(*map(seen_with, rows)))), encoding="utf-8")
 

@@ -22,8 +22,10 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.common.processes import under_torchrun
 from visual_grpo.tracking.tracker import Tracker
 
-DECISIVE = ("src", "conf", "dvc.yaml", "pyproject.toml", "requirements.lock", "quantised.lock", "examples", "workers")
-DECISIVE += (":(glob)**/*.py", ":(exclude)tests", ":(exclude)benchmarks")
+DECISIVE = (
+    *("src", "conf", "examples", "workers", ":(glob)**/*.py", ":(exclude)tests", ":(exclude)benchmarks"),
+    *("dvc.yaml", "pyproject.toml", "requirements.lock", "quantised.lock"),
+)
 """Paths that results depend on. Changes elsewhere, such as a report written after the commit, do not count as dirty."""
 _LIBRARIES = ("torch", "transformers", "diffusers", "peft", "kedro", "mlflow")
 _DVC = "dvc."
