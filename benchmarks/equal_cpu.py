@@ -31,13 +31,17 @@ NEAR = 0.01
 RESULTS, BASE, DEFAULT = Path("results/equal_cpu"), "base", "default@2"
 ONE_NOISE, NEW_NOISE = "policy.flow.draws=1", "policy.flow.draws={updates}"
 NFT = f"{algorithms.MATCHING},grpo.loss=nft,grpo.nft_beta=0.5"
+HALF = "grpo.prompts_per_step=4"
+"""Half of the prompts of a rollout."""
 AWM = f"{algorithms.MATCHING},grpo.loss=awm"
 LOOPS: dict[str, tuple[str, float]] = {
     "default": ("", 1.0),
     "default_twice": ("", 2.0),
+    "default_half": (HALF, 1.0),
     "matching": (algorithms.MATCHING, 1.0),
     "half_size": ("sampling.rollout.height=64,sampling.rollout.width=64", 1.0),
     "nft": (NFT, 2.0),
+    "nft_half": (f"{NFT},{HALF}", 2.0),
     "nft_batch": (f"{NFT},grpo.advantage_scale=batch", 2.0),
     "nft_all_levels": (f"{NFT},policy.flow.window_steps=null", 2.0),
     "nft_new_noise": (f"{NFT},{NEW_NOISE}", 2.0),
