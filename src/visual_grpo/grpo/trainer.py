@@ -142,7 +142,7 @@ class GRPOTrainer(Generic[T]):
             for rows, places in alike(list(batch.micro_batches(self.config.micro_batch_size))):
                 for decisions in self.policy.replay(batch.rollout.trajectory, places):
                     if on_policy and self.replay_is_old:
-                        batch.old_log_probs[rows, decisions.steps] = decisions.log_probs.detach()
+                        batch.old_log_probs[batch.place(decisions, rows)] = decisions.log_probs.detach()
                     yield batch, rows, batch.compared(decisions, rows)
 
     @torch.no_grad()
