@@ -92,7 +92,12 @@ class GRPOConfig(Strict, decides=Decides.TRAINING):
     advantage_epsilon: float = Field(
         default=1e-4, gt=0, description="added to the standard deviation, in units of reward"
     )
-    advantage_clip: float = Field(default=5.0, gt=0, description="largest absolute advantage")
+    advantage_clip: float | None = Field(
+        default=None,
+        gt=0,
+        description="largest absolute advantage; null = 5, and no limit with the scale none, which leaves advantages in"
+        " units of reward",
+    )
     combine: Literal["sum", "gdpo"] = Field(
         default="sum", description="gdpo: normalise each reward before the weighted sum"
     )
