@@ -151,13 +151,15 @@ def test_unscored_rows_neither_teach_nor_count() -> None:
         trained(ToyTokenPolicy(), CountingScorer(unscored=tuple(range(24))), steps=1)
 
 
-def test_a_ratio_is_reported_as_the_sum_over_the_sum() -> None:
+def test_a_ratio_is_reported_as_the_sum_over_the_sum_and_nothing_where_nothing_was_scored() -> None:
     above, below = torch.rand(24), 1 + torch.arange(24.0)
     above[0] = below[0] = torch.nan
     scores = replace(one_reward(above), ratios={"count/share": (above, below), "count/none": (above * 0, below * 0)})
+    unscored = torch.full((24,), torch.nan)
+    scores = replace(scores, rewards={"guard": unscored}, parts={"guard/part": unscored})
     values = _reward_metrics([scores, scores], config())
     assert values["part/count/share"] == pytest.approx(float(above.nansum() / below.nansum()))
-    assert values["part/count/none"] == 0  # A metric must be a number.
+    assert not {"part/count/none", "reward/guard", "reward/guard_std", "part/guard/part"} & values.keys()
 
 
 def two_rewards(prompts: Any, samples: Any) -> Scores:
