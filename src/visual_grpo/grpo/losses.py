@@ -34,7 +34,7 @@ def importance_ratio(log_ratio: Tensor) -> Tensor:
 
 def sequence_ratio(log_ratio: Tensor, mask: Tensor) -> Tensor:
     """GSPO's length-normalised ratio ``exp(mean_t log ratio)``, repeated over the steps, [B, S]."""
-    mean = (log_ratio * mask).sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)
+    mean = torch.where(mask, log_ratio, 0.0).sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)
     return mean.clamp(max=MAX_LOG_RATIO).exp().expand_as(log_ratio)
 
 
