@@ -57,11 +57,13 @@ def test_the_total_s_bound_by_hand() -> None:
     assert condition(yearly, "total").bound == pytest.approx(lower(GAINS, STRICT))
 
 
-def test_an_equal_is_not_promoted_and_a_constant_gain_has_a_bound_without_width() -> None:
+def test_an_equal_is_not_promoted_and_a_constant_gain_by_few_prompts_neither() -> None:
     decision = decide(scores(REFERENCE), {"base": scores(REFERENCE)}, rule())
     assert (condition(decision, "total").bound, decision.promoted) == (0, False)
-    decision = decide(scores([2.0, 3.0, 4.0]), {"base": scores([1.5, 2.5, 3.5])}, rule(gates_per_year=52))
-    assert (condition(decision, "total").bound, decision.promoted) == (0.5, True)
+    for prompts, promoted in ((3, False), (9, False), (10, True)):
+        before = np.arange(prompts)
+        decision = decide(scores(before + 0.5), {"base": scores(before)}, rule(gates_per_year=52))
+        assert decision.promoted is promoted, prompts
     assert decision.detectable_gain == {"base": 0}
 
 

@@ -38,7 +38,6 @@ def test_the_difference_is_that_of_pairs(painted: Project, capsys: pytest.Captur
         assert entry["optimised"]
         assert (entry["prompts"], entry["images"]) == ((3, 6) if split == "held_out" else (2, 4))
         assert entry["difference"] == pytest.approx(GAIN, abs=0.01)
-        assert entry["ci_low"] > 0.9 * GAIN
         assert entry["win_rate"] == 1
     assert [Path(folder).name for folder in evaluation["adapter"].split(", ")] == ["ar", "dit"]
     assert evaluation["training"]["best_step"] == 10
@@ -47,12 +46,10 @@ def test_the_difference_is_that_of_pairs(painted: Project, capsys: pytest.Captur
     _, table = capsys.readouterr().out.split("3 held-out prompts, 6 pairs, eval sampler")
     assert "total*" in table
     assert "rollout" not in table
-    assert "+0.200 [+0.200, +0.200]" in table
-    sentence, control = lines(evaluation["headline"])
-    assert sentence.startswith(
-        "On 3 held-out prompts (6 pairs) the data do not show that the trained model is better: fewer than 10"
-        " independent prompts are too few to rely on the interval; mean total 0."
-    )
+    assert "+0.200 [-0.025, +0.200]" in table
+    sentence, control, few = lines(evaluation["headline"])
+    assert sentence.startswith("On 3 held-out prompts (6 pairs) no difference is shown: mean total 0.")
+    assert few.startswith("Fewer than 10 independent prompts")
     assert control.startswith("Control: without training, guidance_scale=1 gives the base model 0.")
     assert (painted.folder / "evaluation_report" / "evaluation.html").is_file()
     found = evaluation["headline"]

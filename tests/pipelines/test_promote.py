@@ -27,6 +27,7 @@ from visual_grpo.operations.retraining.job import Code
 from visual_grpo.pipelines.promote import judge, promote, require_promotion
 from visual_grpo.pipelines.rollback import roll_back
 from visual_grpo.provenance import code
+from visual_grpo.tracking.registry import Registry
 from visual_grpo.training import components
 
 REWARDS = {"brightness": {"function": "tests.evaluation.painter:brightness"}}
@@ -97,7 +98,7 @@ class Gate:
             "model": {"family": "glm_image", "path": str(self.base)},
             "evaluation": {"images_per_prompt": 2, "bootstrap_samples": 200, "controls": []},
             "output": str(self.folder),
-            "promotion": {"model": NAME, "max_guard_fall": 10.0},
+            "promotion": {"model": NAME, "max_guard_fall": 10.0, "error": 0.4},  # Six prompts gain the same.
         }
         for section, values in changes.items():
             small[section] = {**small[section], **values} if isinstance(values, dict) and section in small else values
@@ -243,6 +244,7 @@ def test_another_reward_than_the_champions_is_promoted_only_where_that_is_intend
     assert (refused["promoted"], gate.champion(), gate.drawn) == (False, 1, [])
     assert "a different reward than the champion (rewards.brightness.weight (was 1.0, is -1.0))" in refused["sentence"]
     assert refused["sentence"].endswith("--pipeline=promote --params=promotion.new_reward=true")
+    assert Registry(NAME).gates_in_last_year(excluding=("", "")) == 1
     assert gate.ask(dark, judged_by=flipped, new_reward=True)["promoted"]
 
 

@@ -299,6 +299,16 @@ def test_gates_are_counted_once_for_each_adapter_and_settings(project: Project) 
     assert REGISTRY.gates_in_last_year(excluding=("c" * 64, "s" * 64)) == 2, "a year has 365 days"
 
 
+def test_a_refusal_is_a_decision_that_counts_in_no_year(project: Project) -> None:
+    counted = []
+    for refused in (True, True, False, True):
+        REGISTRY.note_gate("a" * 64, "s" * 64, refused=refused)
+        counted.append(REGISTRY.gates_in_last_year(excluding=("", "")))
+    assert counted == [0, 0, 1, 1]
+    REGISTRY.note_gate("b" * 64, "s" * 64, refused=True)
+    assert REGISTRY.is_judged("b" * 64, "s" * 64)
+
+
 @pytest.mark.parametrize(
     ("changes", "is_other"),
     [

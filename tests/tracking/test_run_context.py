@@ -22,16 +22,26 @@ def project(tmp_path: Path) -> Path:
 def test_commit_and_state(project: Path) -> None:
     head = git(project, "rev-parse", "HEAD")
     assert run_context.git_tags(project) == {"git.commit": head, "git.state": "clean"}
-    (project / "notes.md").write_text("not decisive")
-    assert run_context.git_tags(project)["git.state"] == "clean"
-    (project / "my_rewards.py").write_text("b = 2\n")
-    assert run_context.git_tags(project)["git.state"] == "dirty"
+    for file, state in (
+        ("notes.md", "clean"),
+        ("tests/test_mine.py", "clean"),
+        ("my_rewards.py", "dirty"),
+        ("mine/rewards.py", "dirty"),
+        ("examples/words/words.txt", "dirty"),
+    ):
+        (project / file).parent.mkdir(parents=True, exist_ok=True)
+        (project / file).write_text("b = 2\n")
+        assert run_context.git_tags(project)["git.state"] == state, file
+        git(project, "add", ".")
+        git(project, "commit", "-qm", file)
 
 
 def test_the_changes_applied_to_the_commit_give_the_same_files(project: Path, tmp_path: Path) -> None:
     assert (run_context.git_tags(tmp_path), run_context.changes(tmp_path)) == ({}, b""), "without git"
     assert run_context.changes(project) == b""
     files = {"src/code.py": b"a = 2\r\n", "src/new.py": b"c = 3\n", "my_rewards.py": "b = 2 # é\n".encode("latin-1")}
+    files["mine/rewards.py"] = b"d = 4\n"
+    (project / "mine").mkdir()
     for file, content in files.items():
         (project / file).write_bytes(content)
     (tmp_path / "changes.diff").write_bytes(run_context.changes(project))

@@ -33,7 +33,6 @@ TEXT_SIZE, LINE_HEIGHT = 19, 25
 MAX_LINES = 4
 PAPER = "white"
 INK = "#1f2328"
-MUTED = "#656d76"
 BETTER = "#1a7f37"
 WORSE = "#cf222e"
 DEFAULT_FONT = Path(get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf"

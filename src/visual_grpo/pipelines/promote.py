@@ -140,7 +140,8 @@ def promote(parameters: Parameters, latest: Path, promotion: Path, judgement: di
         registry.promote(version)
     # What is noted need not be judged again, so this comes last; also of a champion, where a kill left it undone.
     if not judgement["already"] or not registry.is_judged(weights):
-        registry.note_gate(weights, gate_settings(settings, parameters.evaluation))
+        refused = not (judgement["promoted"] or judgement["stages"])
+        registry.note_gate(weights, gate_settings(settings, parameters.evaluation), refused=refused)
     for line in sentences if judgement["promoted"] else sentences[1:]:
         console.note(line)
     if version is not None:

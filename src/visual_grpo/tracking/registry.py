@@ -34,8 +34,9 @@ NOTHING = "none"
 RETRAINED = "retrained.for"
 """Tag of a run that a retraining made: the registered model."""
 GATE = "gate."
-"""Prefix of a registered model's tags for the gate's decisions: ``gate.DIGEST.SETTINGS`` -> date, or `UNDATED`."""
-UNDATED = "when the clock was wrong"
+"""Prefix of a registered model's tags for the gate: ``gate.DIGEST.SETTINGS`` -> date, `UNDATED` or `REFUSED`."""
+UNDATED, REFUSED = "when the clock was wrong", "refused before any sample"
+_NEVER = datetime.min.replace(tzinfo=UTC)
 NOT_PROMOTED = 3
 """Exit code of a gate that did not promote its candidate."""
 _TOLERANCE = timedelta(hours=1)
@@ -154,21 +155,23 @@ class Registry:
                 for file in folder.glob("evaluation.*"):
                     client.log_artifact(run.info.run_id, str(file), "promotion")
 
-    def note_gate(self, digest: str, settings: str) -> None:
+    def note_gate(self, digest: str, settings: str, *, refused: bool = False) -> None:
         """Notes that the gate has decided on the adapter with ``digest``; the same gate again keeps the first date.
 
-        By a clock that is wrong (`ahead_of_clock`), the gate gets no date. It gets the date of the next gate whose
-        clock is right, which is the latest that it can have.
+        A decision that was ``refused`` before any sample was judged does not count among the gates of a year. By a
+        clock that is wrong (`ahead_of_clock`), the gate gets no date. It gets the date of the next gate whose clock is
+        right, which is the latest that it can have.
         """
         gates, key = self._gates(), _gate(digest, settings)
-        if key in gates:
+        if key in gates and (refused or gates[key] != _NEVER):
             return
         self._make()
         is_wrong = self.ahead_of_clock() is not None
-        undated = [] if is_wrong else [earlier for earlier, date in gates.items() if date is None]
+        undated = [] if is_wrong or refused else [earlier for earlier, date in gates.items() if date is None]
+        said = REFUSED if refused else UNDATED if is_wrong else _now()
         with mlflow_api.mlflow_client() as client:
             for each in (*undated, key):
-                client.set_registered_model_tag(self.name, f"{GATE}{each}", UNDATED if is_wrong else _now())
+                client.set_registered_model_tag(self.name, f"{GATE}{each}", said)
 
     def is_judged(self, digest: str, settings: str = "") -> bool:
         """Returns True if the gate has decided on this adapter; with these settings, where they are given."""
@@ -240,11 +243,13 @@ class Registry:
             return mlflow_api.get(client.get_registered_model, self.name)
 
     def _gates(self) -> dict[str, datetime | None]:
-        """Returns key -> date of the decision; None if it is not known."""
+        """Returns key -> date of the decision; None if it is not known, `_NEVER` if it was refused."""
         model = self._find()
         dates = {} if model is None else {tag: date for tag, date in model.tags.items() if tag.startswith(GATE)}
+        said = {UNDATED: None, REFUSED: _NEVER}
         return {
-            tag[len(GATE) :]: None if date == UNDATED else datetime.fromisoformat(date) for tag, date in dates.items()
+            tag[len(GATE) :]: said[date] if date in said else datetime.fromisoformat(date)
+            for tag, date in dates.items()
         }
 
 

@@ -22,7 +22,8 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.common.processes import under_torchrun
 from visual_grpo.tracking.tracker import Tracker
 
-DECISIVE = ("src", "conf", "dvc.yaml", "pyproject.toml", "requirements.lock", "quantised.lock", ":(glob)*.py")
+DECISIVE = ("src", "conf", "dvc.yaml", "pyproject.toml", "requirements.lock", "quantised.lock", "examples", "workers")
+DECISIVE += (":(glob)**/*.py", ":(exclude)tests", ":(exclude)benchmarks")
 """Paths that results depend on. Changes elsewhere, such as a report written after the commit, do not count as dirty."""
 _LIBRARIES = ("torch", "transformers", "diffusers", "peft", "kedro", "mlflow")
 _DVC = "dvc."

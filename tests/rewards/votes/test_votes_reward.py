@@ -75,13 +75,13 @@ def test_another_choice_or_other_features_make_another_head(tmp_path: Path) -> N
     VotesReward(head=str(tmp_path / "head.json"), features=other.features, least_accuracy=0).check_machine()
 
 
-def test_choices_on_one_prompt_are_held_out_together(tmp_path: Path) -> None:
+def test_choices_on_edits_of_one_photo_are_held_out_together(tmp_path: Path) -> None:
     """Six pairs of the same pictures have votes that agree for no reason that a picture shows: only others tell."""
     generator = torch.Generator().manual_seed(3)
     for number in range(20):
         own, first = save_pictures(tmp_path, number), bool(torch.rand(1, generator=generator) < 0.5)
         for voter in range(6):
-            of = replace(own, pair=f"{own.pair}, {voter}")
+            of = replace(own, pair=f"{own.pair}, {voter}", prompt=f"edit {voter} of {own.prompt}")
             append_line(tmp_path / "choices.jsonl", choice(of, FIRST if first else SECOND, f"voter {voter}").line())
     assert fitted_head(tmp_path / "choices.jsonl", "pixels").head.accuracy < 0.75
 

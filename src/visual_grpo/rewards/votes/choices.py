@@ -164,7 +164,7 @@ class Ballot:
         self.file, self.seed = file, seed
         self.pairs = {pair.pair: pair for pair in pairs}
         self.finished = threading.Event()
-        """Set when every voter who opened the page has judged all pairs, or one ends the vote."""
+        """Set when every voter who has chosen something has judged all pairs, or one ends the vote."""
         self._here: set[str] = set()
         self._standing: dict[str, dict[str, Choice]] = {}
         """Voter -> pair -> choice, in the order in which they were made."""

@@ -204,8 +204,8 @@ def _fit(folder: Path, choices: Sequence[Choice], features: str) -> Head:
         pairs = [choice.of for choice in choices]
         return np.stack([features_of(of.record, of.prompt, of.family, getattr(of, name)) for of in pairs])
 
-    # Held out together: all choices on a prompt; with too few prompts for that, those on a pair.
-    groups = [choice.of.prompt for choice in choices]
+    # Held out together: all choices on what is held out together; with too few of those, the choices on a pair.
+    groups = [choice.of.unit for choice in choices]
     if len(set(groups)) < FOLDS:
         groups = [choice.of.pair for choice in choices]
     preference = np.array([choice.preference for choice in choices])
