@@ -204,8 +204,8 @@ def test_each_update_of_a_rollout_takes_its_own_noise() -> None:
 def test_an_update_that_takes_its_noise_again_compares_with_the_first_replay() -> None:
     policy, sample = policy_with(window_steps=2, draws=2), FlowPolicy.rollout
 
-    def rounded(*arguments: Any) -> Any:
-        found = sample(policy, *arguments)
+    def rounded(prompts: Any, group_size: int, generator: Any, share: Any = None) -> Any:
+        found = sample(policy, prompts, group_size, generator, share)
         return replace(found, log_probs=found.log_probs + 0.05)
 
     policy.rollout = rounded  # type: ignore[method-assign]
