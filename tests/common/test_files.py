@@ -5,9 +5,13 @@ from __future__ import annotations
 import csv
 import os
 import re
+import signal
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pandas as pd
@@ -18,6 +22,15 @@ from visual_grpo.common.errors import UserError
 
 PACKAGE = Path(files.__file__).parents[1]
 HOLDER = "import sys; from pathlib import Path; from visual_grpo.common import files; files.hold(Path(sys.argv[1]))"
+STARTER = """
+import os, signal, subprocess, sys
+from pathlib import Path
+from visual_grpo.common import files
+
+print(subprocess.Popen(["sleep", "60"], pass_fds=[files.hold(Path(sys.argv[1]))]).pid, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+"""Starts a program that inherits the lock, prints its number, and is killed."""
 
 
 @pytest.fixture(autouse=True)
@@ -55,7 +68,8 @@ def test_a_second_holder_is_refused_until_the_first_has_ended_however_that_is(tm
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as first:
         assert first.stdout is not None
         first.stdout.readline()
-        with pytest.raises(UserError, match=f"output is in use by another command, process {first.pid}.*output=FOLDER"):
+        holder = f"process {first.pid} on {re.escape(socket.gethostname())}"
+        with pytest.raises(files.InUseError, match=f"output is in use by another command, {holder}: .*output=FOLDER"):
             files.hold(lock)
         files.hold(tmp_path / "another/.lock")
         first.kill()
@@ -64,6 +78,25 @@ def test_a_second_holder_is_refused_until_the_first_has_ended_however_that_is(tm
         files.hold(lock)
     files.release()
     assert not lock.exists()
+    lock.write_text("process 1 on a machine that was killed")
+    files.hold(lock)
+
+
+def test_a_program_that_has_inherited_a_lock_holds_it_after_its_starter_was_killed(tmp_path: Path) -> None:
+    lock = tmp_path / ".lock"
+    with subprocess.Popen([sys.executable, "-c", STARTER, str(lock)], stdout=subprocess.PIPE) as starter:
+        assert starter.stdout is not None
+        program = int(starter.stdout.readline())
+    assert starter.returncode == -signal.SIGKILL
+    with pytest.raises(files.InUseError, match=f"process {starter.pid} on .* what it has started"):
+        files.hold(lock)
+    os.kill(program, signal.SIGKILL)
+    for _ in range(100):
+        with suppress(files.InUseError):
+            files.hold(lock)
+            break
+        time.sleep(0.01)
+    assert lock.read_text().startswith(f"process {os.getpid()} on")
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import io
+import os
 import struct
 import zlib
 
@@ -25,6 +27,7 @@ from visual_grpo.common.images import (
     to_rgb,
     to_tensor,
 )
+from visual_grpo.common.machine_errors import machine_fault
 
 COLOUR = (200, 100, 50)
 
@@ -216,6 +219,23 @@ def test_unreadable_files_say_what_is_wrong(tmp_path):
     ]:
         with pytest.raises(ImageError, match=message):
             read_image(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [MemoryError(), *(OSError(number, os.strerror(number)) for number in (errno.EIO, errno.EMFILE, errno.ENFILE))],
+    ids=repr,
+)
+def test_an_error_of_the_machine_is_not_taken_for_damage_and_names_the_picture(error):
+    class Failing(io.BytesIO):
+        name = "a.png"
+
+        def read(self, size=-1):
+            raise error
+
+    with pytest.raises(type(error)) as raised:
+        read_image(Failing())
+    assert "While a.png was read." in str(machine_fault(raised.value))
 
 
 def test_intact_png(tmp_path):

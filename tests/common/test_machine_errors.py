@@ -52,6 +52,7 @@ def wrapped(error: BaseException) -> BaseException:
         (lambda: refuse(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")), "Out of memory: CUDA"),
         (lambda: write_to("/dev/full"), "The disk is full: [Errno 28] No space left on device"),
         (lambda: write_to("/proc/sys/kernel/version"), "No permission: [Errno"),
+        (lambda: refuse(OSError(errno.EIO, os.strerror(errno.EIO))), "A disk or a network folder has failed: "),
         (lambda: refuse(OSError(errno.EFBIG, os.strerror(errno.EFBIG), "data/x")), "A limit of this process is"),
         (lambda: refuse(RuntimeError("could not create a primitive")), "Out of memory: "),
         (lambda: refuse(RuntimeError("IoError: No space left on device")), "The disk is full: "),

@@ -53,8 +53,14 @@ def test_what_a_program_prints_is_returned_and_a_failure_has_its_words(tmp_path:
 
 def test_a_long_program_gets_its_environment_and_its_failure_is_told(tmp_path: Path) -> None:
     run("sh", "-c", 'test "$A" = b', at=tmp_path, patience=1, environment=os.environ | {"A": "b"})
-    with pytest.raises(ProgramError, match=r"^it ended with exit code 4$"):
-        run("sh", "-c", "exit 4", at=tmp_path, patience=1)
+    for ending, said in {
+        "exit 4": "4$",
+        "exit 124": "124$",  # As `timeout` ends when the time is up.
+        "kill -9 $$": "-9: it was killed, as the system does where memory runs out$",
+        "sh -c 'kill -9 $$'; exit $?": "137: it was killed",
+    }.items():
+        with pytest.raises(ProgramError, match=f"^it ended with exit code {said}"):
+            run("sh", "-c", ending, at=tmp_path, patience=1, seconds=60)
 
 
 def test_what_takes_too_long_is_stopped_with_everything_that_it_started(tmp_path: Path) -> None:

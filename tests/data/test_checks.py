@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,8 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.data.making import data_config, picture
+from visual_grpo.common.images import read_image
 from visual_grpo.data.checks import checked
 from visual_grpo.data.columns import record_from_row
+from visual_grpo.data.folders import _read_caption
+from visual_grpo.data.image_store import image_digest
 from visual_grpo.data.preparation import with_ids
 from visual_grpo.data.queries import parse_solution
 from visual_grpo.data.record import EmbeddedImage, Limits, Note, Place, Record, Rejected
@@ -54,6 +61,36 @@ def test_a_good_record(valid, tmp_path):
     assert all((tmp_path / "a.png").samefile(str(source)) for source in record.source_images)
     assert json.loads(record.metadata) == {"a": "猫", "b": 1}
     assert check(replace(valid, source_images="a.png")).source_images == (tmp_path / "a.png",)
+
+
+@contextmanager
+def no_more_files() -> Iterator[None]:
+    """As at the limit of open files: the system gives each the lowest number that is free."""
+    limits, last = resource.getrlimit(resource.RLIMIT_NOFILE), os.open(os.devnull, os.O_RDONLY)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (last + 1, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        os.close(last)
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda folder, valid: read_image(folder / "a.png"),
+        lambda folder, valid: image_digest(folder / "a.png"),
+        lambda folder, valid: checked(replace(valid, target_image="clip"), "t2i", replace(ANYWHERE, videos=True)),
+        lambda folder, valid: _read_caption(folder, "a.txt", ANYWHERE),
+    ],
+    ids=["picture", "digest", "frames", "caption"],
+)
+def test_without_a_free_file_no_record_is_rejected(read, valid, tmp_path):
+    picture(tmp_path / "clip/0.png")
+    (tmp_path / "a.txt").write_text("a cat")
+    assert read(tmp_path, valid)
+    with no_more_files(), pytest.raises(OSError, match="Too many open files"):
+        read(tmp_path, valid)
 
 
 @pytest.mark.parametrize(

@@ -117,6 +117,7 @@ BROKEN = {
     "negative": ({"counts": [-5, 15365], "size": SIZE}, "do not cover the 15360 pixels"),
     "short text": ({"counts": "PQ1", "size": SIZE}, "do not cover the 15360 pixels"),
     "endless text": ({"counts": "oooo", "size": SIZE}, "do not cover the 15360 pixels"),
+    "a number without end": ({"counts": "o" * 8, "size": SIZE}, "its run lengths are not COCO's text"),
     "no text": ({"counts": "é\u0000", "size": SIZE}, "its run lengths are not COCO's text"),
     "no counts": ({"size": SIZE}, "KeyError: 'counts'"),
 }
@@ -133,7 +134,8 @@ def test_a_broken_annotation_rejects_its_query_only(kind, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "image", [{"width": 0}, {"height": -96}, {"height": "high"}, {"width": None}, {"file_name": 5}]
+    "image",
+    [{"width": 0}, {"height": -96}, {"height": "high"}, {"height": float("inf")}, {"width": None}, {"file_name": 5}],
 )
 def test_an_image_without_a_size_or_name_rejects_its_query(image, tmp_path):
     write(tmp_path / "coco.json", content(POLYGON, **image))

@@ -9,7 +9,9 @@ import socket
 import subprocess
 import sys
 import tarfile
+import time
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -233,7 +235,24 @@ def test_a_zip_that_unpacks_to_too_much_is_refused_and_leaves_nothing(tmp_path, 
         remedy = "HF_HOME names a different disk"
     with pytest.raises(UserError, match=f"{said}.*{remedy}"):
         prepare(tmp_path, path=make(tmp_path / "a.zip"), **{"max_zip_ratio": 10, **limits})
-    assert not [path for path in tmp_path.rglob("cache/**/*") if path.is_file()]
+    assert not [path for path in tmp_path.rglob("cache/**/*") if path.is_file() and path.suffix != ".lock"]
+
+
+def test_of_commands_that_share_a_cache_one_unpacks_and_none_reads_a_part(tmp_path, monkeypatch):
+    monkeypatch.setattr("datasets.config.EXTRACTED_DATASETS_PATH", str(tmp_path / "cache"))
+    file = zipped(tmp_path / "a.zip", {f"{number}.txt": b"a cup" for number in range(10)})
+    extract, unpacked = zipfile.ZipFile.extract, []
+
+    def slowly(*arguments):
+        unpacked.append(arguments[1].filename)
+        time.sleep(0.01)
+        return extract(*arguments)
+
+    monkeypatch.setattr(zipfile.ZipFile, "extract", slowly)
+    with ThreadPoolExecutor(2) as commands:
+        folders = commands.map(lambda _: archives.unzipped(file, data_config(file)), range(2))
+        assert [len([*folder.iterdir()]) for folder in folders] == [10, 10]
+    assert len(unpacked) == 10
 
 
 @pytest.mark.slow

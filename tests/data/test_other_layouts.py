@@ -554,3 +554,22 @@ def test_a_folder_of_pictures_that_may_not_be_opened_is_not_called_missing() -> 
             path.chmod(0o777)
         with without_permission(root / "data/images"):
             assert "target_image 'images/0.png' cannot be opened (Permission denied)" in outcome(root).said
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [("clip", "Permission denied"), ("clip/deeper", "Permission denied"), ("clip" * 99, "File name too long")],
+)
+def test_a_record_whose_folder_of_frames_may_not_be_opened_is_rejected(name: str, why: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        targets: list[dict[str, str]] = [{}] * COUNT + [{"target_image": name}]
+        jsonl(root / "data/list.jsonl", [{"prompt": f"thing {n}", **target} for n, target in enumerate(targets)])
+        (root / "data/clip/deeper").mkdir(parents=True)
+        for path in (root, root / "data"):
+            path.chmod(0o777)
+        with without_permission(root / "data/clip"):
+            found = outcome(root, **CLIPS)
+        assert f"cannot be opened ({why})" in found.said
+        assert found.table is not None
+        assert len(found.table) == COUNT

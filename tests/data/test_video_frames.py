@@ -71,6 +71,17 @@ def test_records_name_files_and_folders(tmp_path: Path) -> None:
     assert first == pytest.approx(second, abs=4)
 
 
+def test_of_records_of_one_id_and_video_the_first_is_used(tmp_path: Path) -> None:
+    """They are prepared at once, in threads."""
+    for name in "abcdefgh":
+        clip(tmp_path / f"data/{name}")
+    names = [name for name in "abcdefgh" for _ in range(2)]
+    jsonl(tmp_path / "data/records.jsonl", [{"id": name, "prompt": name, "target_image": name} for name in names])
+    records = prepare(tmp_path, frames=10, fps=8)
+    assert [len(greys(record.target_image)) for record in records] == [10] * 8
+    assert records.report["rejected"]["by_reason"] == {"duplicate_id": 8}
+
+
 def test_a_table_names_videos(tmp_path: Path) -> None:
     clip(tmp_path / "data/a.mp4")
     for column in ("file_name", "video"):

@@ -14,14 +14,15 @@ import glob
 import itertools
 import os
 import shutil
+import socket
 import stat
-import threading
-from collections.abc import Iterator
+import uuid
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
-from filelock import SoftFileLock, Timeout
+from filelock import lock_descriptor
 
 from visual_grpo.common.errors import UserError
 
@@ -29,11 +30,11 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _DRAFT = ".draft-"
-"""Between the final name and the process that writes it."""
-_drafts: set[Path] = set()
-"""Drafts of this process; removed when it ends."""
+"""Between the final name and a number of its own: processes of two containers may have one number."""
+_drafts: dict[Path, int | None] = {}
+"""Drafts of this process, which are removed when it ends, and the open files that lock them (`_lock`)."""
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
-_held: list[SoftFileLock] = []
+_held: list[TextIO] = []
 _UMASK = os.umask(0o077)  # There is no other way to read it.
 os.umask(_UMASK)
 
@@ -41,7 +42,7 @@ os.umask(_UMASK)
 def write_atomically(file: Path, content: str | bytes) -> None:
     """Replaces ``file`` in one step, flushed to disk; its folder is made."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    draft = file.with_name(f".{file.name}.{os.getpid()}-{threading.get_ident()}")
+    draft = file.with_name(f".{file.name}.{uuid.uuid4().hex}")
     try:
         draft.write_bytes(content.encode() if isinstance(content, str) else content)
         flush(draft)
@@ -74,29 +75,45 @@ def flush(path: Path) -> None:
         os.close(descriptor)
 
 
-def hold(file: Path) -> None:
+class InUseError(UserError):
+    """Another command holds a lock."""
+
+
+def hold(file: Path) -> int:
     """Takes the lock ``file`` for this process; `release` or the end of the process gives it back.
 
-    Raises UserError: another process holds it, or it cannot be written; nothing has been changed then.
+    Returns the open file. Programs that inherit it hold the lock, too, until the last of them has ended.
+
+    Raises InUseError, or UserError where the lock cannot be written; nothing has been changed then.
     """
-    lock = SoftFileLock(file)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        lock.acquire(timeout=1, poll_interval=0.2)
-    except Timeout:
-        raise UserError(
-            f"{file.parent} is in use by another command, process {lock.pid}. Wait until it ends, stop it, or write"
-            f" elsewhere with output=FOLDER. If it ran on another machine and has ended: rm {file}"
-        ) from None
+        lock = file.absolute().open("a+", encoding="utf-8")
+        is_free, is_there = lock_descriptor(lock.fileno(), blocking=False), os.fstat(lock.fileno()).st_nlink > 0
     except OSError as error:
         raise UserError(f"{file} cannot be written: {error.strerror}. Write elsewhere with output=FOLDER") from error
+    lock.seek(0)
+    if not is_free:
+        with lock:
+            raise InUseError(
+                f"{file.parent} is in use by another command, {lock.read() or 'process unknown'}: {file} is locked."
+                " Wait until the command and what it has started end, stop them, or write elsewhere with output=FOLDER"
+            )
+    if not is_there:  # The last holder has just removed it.
+        lock.close()
+        return hold(file)
+    lock.truncate()
+    lock.write(f"process {os.getpid()} on {socket.gethostname()}")
+    lock.flush()
     _held.append(lock)
+    return lock.fileno()
 
 
 def release() -> None:
     """Gives back all locks that this process holds."""
     while _held:
-        _held.pop().release()
+        with _held.pop() as lock, suppress(OSError):
+            Path(lock.name).unlink()
 
 
 @contextmanager
@@ -110,8 +127,8 @@ def fresh_folder(final: Path) -> Iterator[Path]:
         _remove(draft)
 
 
-def new_draft(final: Path) -> Path:
-    """A path next to ``final`` for its next content; nothing is there yet.
+def new_draft(final: Path, make: Callable[[Path], object] = Path.touch) -> Path:
+    """Makes an empty hidden file next to ``final`` for its next content.
 
     Left-over drafts are removed when the process ends; drafts of killed processes are removed now.
     """
@@ -119,19 +136,19 @@ def new_draft(final: Path) -> Path:
     final.parent.mkdir(parents=True, exist_ok=True)
     heal(final)
     for draft in final.parent.glob(f".{glob.escape(final.name)}{_DRAFT}*"):
-        process = draft.name.rpartition(_DRAFT)[2]
-        if process.isdecimal() and (int(process) == os.getpid() or not _is_running(int(process))):
+        if (lock := _lock(draft)) is not None:
             _remove(draft)
-    draft = final.with_name(f".{final.name}{_DRAFT}{os.getpid()}")
-    _drafts.add(draft)
-    return draft
+            os.close(lock)
+    number = uuid.uuid4().hex
+    draft, unlocked = final.with_name(f".{final.name}{_DRAFT}{number}"), final.with_name(f".{final.name}.{number}")
+    make(unlocked)
+    _drafts[draft] = _lock(unlocked)
+    return unlocked.rename(draft)
 
 
 def new_folder(final: Path) -> Path:
     """Makes an empty hidden folder next to ``final`` for a node to fill; a `FolderDataset` moves it to its place."""
-    draft = new_draft(final)
-    draft.mkdir()
-    return draft
+    return new_draft(final, Path.mkdir)
 
 
 def replace_folder(fresh: Path, final: Path) -> None:
@@ -251,19 +268,22 @@ def _remove(draft: Path) -> None:
         shutil.rmtree(draft, ignore_errors=True)
     else:
         draft.unlink(missing_ok=True)
+    if (lock := _drafts.pop(draft, None)) is not None:
+        os.close(lock)
 
 
 @atexit.register
 def _remove_drafts() -> None:
-    for draft in _drafts:
+    for draft in [*_drafts]:
         _remove(draft)
 
 
-def _is_running(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass  # It runs, as another user.
-    return True
+def _lock(draft: Path) -> int | None:
+    """Opens and locks a draft; returns None where a living process has locked it, or the disk has no locks."""
+    with suppress(OSError):
+        descriptor = os.open(draft, os.O_RDONLY)
+        with suppress(OSError):
+            if lock_descriptor(descriptor, blocking=False):
+                return descriptor
+        os.close(descriptor)
+    return None

@@ -21,10 +21,11 @@ from PIL import ExifTags, Image, ImageCms, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from visual_grpo.common.errors import UserError
+from visual_grpo.common.machine_errors import is_machine_error
 
 UINT16_MAX = 65535
 _DAMAGE = (
-    *(OSError, EOFError, SyntaxError, ValueError, TypeError, LookupError, ArithmeticError, RuntimeError, MemoryError),
+    *(OSError, EOFError, SyntaxError, ValueError, TypeError, LookupError, ArithmeticError, RuntimeError),
     *(struct.error, zlib.error),
 )
 """Exceptions that Pillow's decoders raise on damaged files."""
@@ -188,7 +189,8 @@ def described(value: object) -> str:
 
 @contextmanager
 def opened(file: str | Path | IO[bytes]) -> Iterator[Image.Image]:
-    """Opens an image; an exception that Pillow raises, here or in the body, becomes an `ImageError`."""
+    """Opens an image; an exception that Pillow raises, here or in the body, becomes an `ImageError`, unless it is the
+    machine's (`is_machine_error`)."""
     try:
         with Image.open(file, formats=[*_FORMATS, *_RUN_PROGRAMS]) as image:
             if image.format in _RUN_PROGRAMS:
@@ -202,7 +204,10 @@ def opened(file: str | Path | IO[bytes]) -> Iterator[Image.Image]:
     except Image.DecompressionBombError as error:
         text = str(error).partition(", could")[0]
         raise TooManyPixelsError(f"{name_of(file)}: too many pixels to be decoded safely ({text})") from error
-    except _DAMAGE as error:
+    except (MemoryError, *_DAMAGE) as error:
+        if is_machine_error(error):
+            error.add_note(f"While {name_of(file)} was read.")
+            raise
         # Pillow names the file, or the address of one in memory.
         reason = "empty, damaged or in an unknown format" if isinstance(error, UnidentifiedImageError) else error
         if name_of(file).lower().endswith(_UNREADABLE):

@@ -22,8 +22,10 @@ _KINDS = {
     "A limit of this process is reached (ulimit -a)": (
         *("File too large", "Too many open files", "can't start new thread"),
     ),
+    "A disk or a network folder has failed": ("Input/output error", "Stale file handle"),
 }
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
+_MACHINE = (errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE)
 _NOT_LOADED = re.compile(r"Failed while loading data from dataset .*?filepath=(?:\w+\()?'([^']+)'")
 _NOT_A_TABLE = ("Parquet magic bytes not found", "Couldn't deserialize thrift", "Parquet file size is")
 
@@ -34,19 +36,25 @@ def machine_fault(error: BaseException) -> UserError | None:
     Libraries wrap these errors in their own types, so their texts count too. Where the CPU's or a GPU's memory ran out,
     the remedy is a plan.
     """
+    notes = [note for one in chain(error) for note in getattr(one, "__notes__", ())]
     for cause in chain(error):
         if _says_no_memory(cause):
-            notes = (note for one in chain(error) for note in getattr(one, "__notes__", ()))
             return UserError("\n".join([f"Out of memory: {_first_line(cause)}", *notes, LESS_MEMORY]), remedy="plan")
         if isinstance(cause, OSError) and cause.errno in _FORBIDDEN:
             return UserError(f"No permission: {cause}")
         for what, texts in _KINDS.items():
             if any(text in str(cause) for text in texts):
-                return UserError(
-                    f"{what}: {_first_line(cause)}\nFiles that were written completely are intact. Then repeat the"
-                    " command, a training with resume=auto: it continues from its last checkpoint."
+                intact = (
+                    "Files that were written completely are intact. Then repeat the command, a training with"
+                    " resume=auto: it continues from its last checkpoint."
                 )
+                return UserError("\n".join([f"{what}: {_first_line(cause)}", *notes, intact]))
     return _damaged_file(error)
+
+
+def is_machine_error(error: BaseException) -> bool:
+    """Returns whether reading a file failed for want of memory or of open files, or with the disk, whatever it has."""
+    return isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in _MACHINE)
 
 
 def _damaged_file(error: BaseException) -> UserError | None:

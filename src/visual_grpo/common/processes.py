@@ -208,6 +208,7 @@ def run(
         ProgramError: it failed, for the reason that one of the commands in it has told (`tell_reason`).
         OutOfTimeError: its time was over.
     """
+    began = time.monotonic()
     limited = ["timeout", "--signal=INT", f"--kill-after={patience}", str(seconds), *(str(word) for word in words)]
     process = None
     with tempfile.NamedTemporaryFile(encoding="utf-8", mode="r") as reason:
@@ -223,11 +224,14 @@ def run(
                 process.wait()
                 _kill_group(process.pid)
             raise
-        if seconds and code in (124, 128 + signal.SIGKILL, -signal.SIGKILL):
+        was_killed = code in (128 + signal.SIGKILL, -signal.SIGKILL)
+        if was_killed or code == 124:
             _kill_group(process.pid)
-            raise OutOfTimeError
+            if seconds and time.monotonic() - began >= seconds:
+                raise OutOfTimeError
         if code:
-            error = ProgramError(reason.read() or f"it ended with exit code {code}")
+            killed = ": it was killed, as the system does where memory runs out" if was_killed else ""
+            error = ProgramError(reason.read() or f"it ended with exit code {code}{killed}")
             error.code = code
             raise error
 

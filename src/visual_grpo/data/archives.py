@@ -6,6 +6,7 @@ A few bytes of an archive may unpack to any number of them, on the disk or in me
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import tarfile
@@ -16,9 +17,11 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 from zipfile import ZIP_DEFLATED, ZIP_STORED, BadZipFile, ZipFile, ZipInfo
 
+from filelock import FileLock
+
 from visual_grpo.common.digests import file_digest
 from visual_grpo.common.errors import UserError, counted
-from visual_grpo.common.files import fresh_folder
+from visual_grpo.common.files import fresh_folder, new_folder
 from visual_grpo.config import DataConfig
 from visual_grpo.data.record import EmbeddedImage, Limits, Rejected, is_system_file
 
@@ -34,22 +37,31 @@ _TEXT, _NUMBER, _JSON = {"txt", "text", "transcript"}, {"cls", "cls2", "index", 
 def unzipped(path: Path, data: DataConfig) -> Path:
     """Unpacks a zip, once for each content; returns the folder, or the only folder in it.
 
+    Of several commands that share the cache, one unpacks, and the others wait.
+
     Raises UserError if it is damaged or unpacks to more than ``data`` and the disk allow; nothing of it is left then.
     """
     folder = _cache() / file_digest(path)
     if not folder.is_dir():
         folder.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with ZipFile(path) as archive:
-                _check(path, archive.infolist(), data, shutil.disk_usage(folder.parent).free)
-                with fresh_folder(folder) as draft:
-                    for entry in archive.infolist():  # Windows' archives may have its separators.
-                        entry.filename = entry.filename.replace("\\", "/")
-                        archive.extract(entry, draft)  # Never more of a file than its header says.
-        except (BadZipFile, RuntimeError, EOFError, OSError, ValueError, zlib.error) as error:
-            raise UserError(f"{path} cannot be unpacked ({error}). Unpack it yourself and give the folder.") from error
+        with FileLock(f"{folder}.lock"):
+            if not folder.is_dir():
+                _unpack(path, folder, data)
     found = [path for path in folder.iterdir() if not is_system_file(path.name)]
     return found[0] if len(found) == 1 and found[0].is_dir() else folder
+
+
+def _unpack(path: Path, folder: Path, data: DataConfig) -> None:
+    try:
+        with ZipFile(path) as archive:
+            _check(path, archive.infolist(), data, shutil.disk_usage(folder.parent).free)
+            with fresh_folder(folder) as draft:
+                for entry in archive.infolist():  # Windows' archives may have its separators.
+                    entry.filename = entry.filename.replace("\\", "/")
+                    archive.extract(entry, draft)  # Never more of a file than its header says.
+                os.sync()  # If the machine fails, the folder is not there before its files.
+    except (BadZipFile, RuntimeError, EOFError, OSError, ValueError, zlib.error) as error:
+        raise UserError(f"{path} cannot be unpacked ({error}). Unpack it yourself and give the folder.") from error
 
 
 def _check(path: Path, entries: list[ZipInfo], data: DataConfig, free: int) -> None:
@@ -146,4 +158,6 @@ def _cache() -> Path:
 
 
 if __name__ == "__main__":  # For `make clean`.
-    shutil.rmtree(_cache(), ignore_errors=True)
+    if _cache().is_dir():
+        # A draft is removed when the process ends. If that is interrupted, no folder has a part of its files.
+        _cache().rename(new_folder(_cache()) / "cache")

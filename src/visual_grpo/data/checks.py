@@ -11,6 +11,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from visual_grpo.common.errors import nearest
+from visual_grpo.common.machine_errors import is_machine_error
 from visual_grpo.config import Task
 from visual_grpo.data.media import is_url, is_video
 from visual_grpo.data.record import (
@@ -161,6 +162,8 @@ def _existing(folder: Path, name: str, kind: str, value: str, limits: Limits) ->
         if last != value and find_file(folder, last) is not None:
             remedy = f"There is {shorten(last)!r} in the folder, to which paths are relative"
     except (OSError, ValueError) as error:  # A name that is too long, a folder that may not be entered.
+        if is_machine_error(error):
+            raise
         problem = f"cannot be opened ({error.strerror if isinstance(error, OSError) else error})"
     raise Rejected(f"missing_{kind}", f"{name} {problem}", remedy)
 

@@ -40,6 +40,8 @@ _OBJECTS, _CAPTIONS = "categories", "caption"
 """The key that tells files of objects and of captions apart."""
 _PREFERRED = {_OBJECTS: "instances", _CAPTIONS: "captions"}
 """How COCO's names of them begin: besides the objects, it has their keypoints."""
+_RUN_BITS = 35
+"""Bits of a run length in COCO's text, five a character: pycocotools counts pixels in 32 bits."""
 _REMEDY = "Give polygons or run lengths of the image's size, as COCO does"
 
 
@@ -109,7 +111,7 @@ def read_coco(path: Path, limits: Limits, data: DataConfig, *, draw: bool = True
             except Rejected as rejected:
                 yield rejected.at(place)
                 continue
-            except (KeyError, ValueError, TypeError, AttributeError) as error:
+            except (KeyError, ValueError, TypeError, AttributeError, OverflowError) as error:
                 found = f"{type(error).__name__}: {error}"
                 message = f"image {image_id} lacks a proper file_name, width or height ({found})"
                 yield Rejected("wrong_mask", message, "Add it, as in COCO's files", place)
@@ -278,7 +280,7 @@ def _decoded(text: str) -> list[int]:
     for code in text.encode("ascii", "replace"):
         number |= (code - 48 & 31) << bits
         bits += 5
-        if not 48 <= code < 112:
+        if not 48 <= code < 112 or bits > _RUN_BITS:
             raise ValueError("its run lengths are not COCO's text")
         if not code - 48 & 32:
             number -= (code - 48 >> 4 & 1) << bits

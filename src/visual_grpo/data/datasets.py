@@ -117,7 +117,7 @@ class RecordsDataset(_PathDataset):
         return RecordTable(self._require())
 
     def draft(self) -> Path:
-        """Returns a path next to the manifest for the next one, whose images are in the same folder."""
+        """Returns an empty file next to the manifest for the next one, whose images are in the same folder."""
         return new_draft(self._path)
 
     def save(self, data: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path, PurePath, PurePosixPath
 from typing import NamedTuple
 
 from visual_grpo.common.errors import UserError, counted
+from visual_grpo.common.machine_errors import is_machine_error
 from visual_grpo.config import DataConfig
 from visual_grpo.data.edit_folders import EditSources, folder_of, is_source_folder
 from visual_grpo.data.record import (
@@ -283,6 +284,8 @@ def _read_caption(root: Path, name: str, limits: Limits) -> str:
             raise Rejected("lfs_pointer", f"the caption {name} is a Git LFS pointer, not the text", LFS_REMEDY)
         return (root / name).read_text(encoding="utf-8-sig")
     except OSError as error:
+        if is_machine_error(error):
+            raise
         message = f"the caption {name} cannot be read ({error.strerror})"
         raise Rejected("unreadable_text", message, "Check the file and its permissions") from error
     except UnicodeDecodeError as error:

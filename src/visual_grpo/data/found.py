@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path, PurePosixPath
@@ -121,9 +122,10 @@ class Found:
 
     def _parts(self, file: Path) -> list[Path]:
         """The file, or the frames of a video that is a folder of pictures."""
-        if not self._source.limits.videos or not file.is_dir():
-            return [file]
-        return [frame for frame in file.iterdir() if is_image_name(frame.name)]
+        with suppress(OSError):  # The record of a folder that may not be opened, or of too long a name, is rejected.
+            if self._source.limits.videos and file.is_dir():
+                return [frame for frame in file.iterdir() if is_image_name(frame.name)]
+        return [file]
 
     def _relative(self, file: Path) -> str:
         return Path(os.path.relpath(file, self._source.folder)).as_posix()

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from threading import Lock
 from typing import IO, NamedTuple, TypeVar
 
 import numpy as np
@@ -32,6 +33,7 @@ from visual_grpo.common.images import (
     stretch,
     stretch_mask,
 )
+from visual_grpo.common.machine_errors import is_machine_error
 from visual_grpo.common.masks import AmbiguousMaskError, Mask, read_mask, read_mask_image
 from visual_grpo.common.videos import frame_name
 from visual_grpo.config import DataConfig
@@ -61,6 +63,8 @@ _MIN_SIDE = 32
 _COMPRESSION = 1
 """zlib level 1, the fastest: higher levels take several times as long and save a tenth of the size."""
 CHOOSE_VALUE = "Give the object's value as data.mask_value or the record's mask_value, or draw it in white on black"
+_WRITING = [Lock() for _ in range(64)]
+"""By the hash of a video's folder: records of one id and video are prepared at once, and one of them writes it."""
 _RESIZES = {"mask": stretch_mask, "image": stretch, "reference": scale_to_area}
 """Role without its number -> how an image gets its size. The object of a query may be anywhere in its image, and the
 sources after the first are not what the result has to cover.
@@ -138,11 +142,12 @@ class ImageStore:
         folder = self._file(record_id, role, digest, self.config.frames, self.config.fps)
         frames, goes_on = read_clip(original, self.config)
         names = [frame_name(folder, number) for number in range(len(frames))]
-        if not all(map(is_intact_png, names)):
-            with fresh_folder(folder) as fresh:
-                for frame, name in zip(frames, names, strict=True):
-                    fitted = fit(frame, self.config.height, self.config.width)
-                    fitted.save(fresh / name.name, compress_level=_COMPRESSION)
+        with _WRITING[hash(folder) % len(_WRITING)]:
+            if not all(map(is_intact_png, names)):
+                with fresh_folder(folder) as fresh:
+                    for frame, name in zip(frames, names, strict=True):
+                        fitted = fit(frame, self.config.height, self.config.width)
+                        fitted.save(fresh / name.name, compress_level=_COMPRESSION)
         _require_size(original.name, frames[0].size)
         return PreparedImage(folder.name, clip_digest(folder), digest, frames[0].size, look_of(frames[0]), goes_on)
 
@@ -243,6 +248,8 @@ def image_digest(original: Original) -> str:
     try:
         return clip_digest(original)
     except OSError as error:
+        if is_machine_error(error):
+            raise
         message = f"{original} cannot be read ({error.strerror})"
         raise Rejected("corrupt_image", message, "Check the file and its permissions") from error
 

@@ -206,5 +206,5 @@ def test_a_second_call_at_the_same_time_ends_at_once(project: Path) -> None:
         running.send_signal(signal.SIGTERM)
         ended = running.wait()
     assert code == Code.BUSY
-    assert "A retraining is already running: data/.retraining.lock is locked" in printed
+    assert f"A retraining is already running: data is in use by another command, process {running.pid} on" in printed
     assert ended == 128 + signal.SIGTERM

@@ -8,9 +8,7 @@ stopped by the signal N.
 from __future__ import annotations
 
 import argparse
-import fcntl
 import json
-import os
 import sys
 import traceback
 from contextlib import suppress
@@ -20,7 +18,7 @@ from typing import Any
 
 from visual_grpo.common import console, quiet_libraries
 from visual_grpo.common.errors import UserError
-from visual_grpo.common.files import write_atomically
+from visual_grpo.common.files import InUseError, hold, write_atomically
 from visual_grpo.common.processes import OutOfTimeError, ProgramError, signal_of, terminate_as_interrupt
 from visual_grpo.operations.command import render
 from visual_grpo.operations.retraining.job import Code, DataRefusedError, Retraining, notify, summary
@@ -60,13 +58,10 @@ def _foresee(project: Project) -> int:
 
 def _retrain(project: Project) -> int:
     output = Path(project.config.output)
-    output.mkdir(parents=True, exist_ok=True)
-    # Commands inherit the open file: the system releases its lock when the last of them has ended.
-    lock = os.open(output / LOCK, os.O_RDWR | os.O_CREAT)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        console.note(f"A retraining is already running: {output / LOCK} is locked (`fuser` says by whom).")
+        lock = hold(output / LOCK)
+    except InUseError as error:
+        console.note(f"A retraining is already running: {error}.")
         return Code.BUSY
     ended = _run(Retraining(project, lock))
     file = project.place("promotion_result").with_name(SUMMARY)
