@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -129,6 +129,7 @@ class CountingScorer:
 
     target: int = 2
     unscored: tuple[int, ...] = ()
+    needs_whole_groups: ClassVar[bool] = False
 
     def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Tensor]) -> Scores:
         stacked = torch.stack(list(samples))

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
+
+import pytest
 
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.grpo.sampling import PromptOrder
@@ -36,3 +39,12 @@ def test_a_draw_holds_one_kind_and_all_are_seen_equally_often() -> None:
     draws = [order.take(2) for _ in range(8)]
     assert all(len({kinds[i] for i in draw}) == 1 for draw in draws)
     assert sorted(i for draw in draws for i in draw) == sorted([*range(8)] * 2)
+
+
+@pytest.mark.parametrize(("prompts", "count"), [(3, 3), (3, 8), (4, 3), (5, 4), (9, 8)])
+def test_no_prompt_follows_itself_in_a_draw(prompts: int, count: int) -> None:
+    for seed in range(20):
+        order = PromptOrder(of_kinds([0] * prompts), seed=seed)
+        draws = [order.take(count) for _ in range(3 * prompts)]
+        assert not any(one == other for draw in draws for one, other in pairwise(draw))
+        assert sorted(i for draw in draws for i in draw) == sorted([*range(prompts)] * 3 * count)

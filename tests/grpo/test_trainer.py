@@ -120,6 +120,25 @@ def test_refills_and_advantages_go_by_what_gdpo_combines(scale: Scale | None) ->
     torch.testing.assert_close(batch.advantages, expected, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize(
+    ("changes", "largest"),
+    [
+        ({"loss": "grpo", "group_size": 30}, 5.0),  # 5.3 standard deviations
+        ({"loss": "dr_grpo"}, 40 * 5 / 6),
+        ({"loss": "grpo", "advantage_scale": "none"}, 40 * 5 / 6),
+        ({"loss": "dr_grpo", "advantage_clip": 7.0}, 7.0),
+    ],
+)
+def test_advantages_that_are_not_divided_are_clipped_only_when_asked(changes: dict[str, Any], largest: float) -> None:
+    """One sample of each prompt is better than the others by 40."""
+    size = changes.get("group_size", 6)
+    own = trainer_of(ToyTokenPolicy(), lambda p, s: one_reward(40.0 * (torch.arange(len(s)) % size == 0)), **changes)
+    (batch,) = own.build_batches(
+        sample_and_score(own.policy, own.scorer, records(4), own.config, own.generator, Clock())
+    )
+    assert float(batch.advantages.max()) == pytest.approx(largest, rel=1e-6)
+
+
 def test_unscored_rows_neither_teach_nor_count() -> None:
     _, metrics = trained(ToyTokenPolicy(), CountingScorer(unscored=(0, 7)), steps=1)
     assert metrics[0].values["reward/unscored_share"] == pytest.approx(2 / 24)
@@ -132,13 +151,15 @@ def test_unscored_rows_neither_teach_nor_count() -> None:
         trained(ToyTokenPolicy(), CountingScorer(unscored=tuple(range(24))), steps=1)
 
 
-def test_a_ratio_is_reported_as_the_sum_over_the_sum() -> None:
+def test_a_ratio_is_reported_as_the_sum_over_the_sum_and_nothing_where_nothing_was_scored() -> None:
     above, below = torch.rand(24), 1 + torch.arange(24.0)
     above[0] = below[0] = torch.nan
     scores = replace(one_reward(above), ratios={"count/share": (above, below), "count/none": (above * 0, below * 0)})
+    unscored = torch.full((24,), torch.nan)
+    scores = replace(scores, rewards={"guard": unscored}, parts={"guard/part": unscored})
     values = _reward_metrics([scores, scores], config())
     assert values["part/count/share"] == pytest.approx(float(above.nansum() / below.nansum()))
-    assert values["part/count/none"] == 0  # A metric must be a number.
+    assert not {"part/count/none", "reward/guard", "reward/guard_std", "part/guard/part"} & values.keys()
 
 
 def two_rewards(prompts: Any, samples: Any) -> Scores:

@@ -21,14 +21,15 @@ from tests.toys import CountingScorer, ToyTokenPolicy
 from tests.training.few_steps import RECORDS, STEPS, parameters
 from tests.training.test_run import execute, ignore
 from visual_grpo.common.errors import UserError
-from visual_grpo.common.types import Scores, StepMetrics
+from visual_grpo.common.types import Needs, Scores, StepMetrics
 from visual_grpo.config import SignalCheckConfig
 from visual_grpo.evaluation.alarm import HackingMonitor
-from visual_grpo.evaluation.samples import image_seed
+from visual_grpo.evaluation.samples import image_seed, requests
 from visual_grpo.grpo.trainer import GRPOTrainer
 from visual_grpo.models.families.sd3 import Sd3Options
 from visual_grpo.models.family import NoOptions, find_family
 from visual_grpo.models.run_spec import RunSpec
+from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.training.likely_mistakes import can_be_raised
 from visual_grpo.training.resuming import resumed_run
 from visual_grpo.training.run import Callbacks, TrainingRun
@@ -133,6 +134,34 @@ def test_the_evaluation_in_a_run_draws_with_the_eval_sampler_and_leaves_the_unsc
     seeds = [image_seed(7, record.id, 0) for record in RECORDS[6:]]
     assert model.asked == [(seeds, run.config.sampling.eval)]
     assert run.config.sampling.eval != run.config.sampling.rollout
+
+
+class Apart:
+    """How far a sample is from the others of its prompt; unscored without others."""
+
+    needs = Needs(whole_groups=True)
+
+    def __call__(self, prompts: Any, samples: Any) -> list[float]:
+        means, ids = torch.stack(samples).double().mean(1), [record.id for record in prompts]
+        groups = [means[[other == own for other in ids]] for own in ids]
+        return [float((group - mean).abs().sum() / (len(group) - 1)) for group, mean in zip(groups, means, strict=True)]
+
+
+@pytest.mark.parametrize("batch_size", [2, 7])
+def test_the_evaluation_in_a_run_has_the_baselines_samples_where_a_reward_compares_them(
+    tmp_path: Path, batch_size: int
+) -> None:
+    model, scorer = TokenModel(), RewardSet({"apart": (Apart(), 1.0), "guard": (Apart(), 0.0)})
+    evaluation = {"prompts": 3, "images_per_prompt": 3, "seed": 7, "batch_size": batch_size}
+    shown = token_run(tmp_path, model, scorer, evaluation=evaluation).evaluate()
+    asked = requests(RECORDS[6:], 3, 7)
+    records = [one.record for one in asked]
+    samples = model.generate(records, [one.seed for one in asked], None)
+    baseline = scorer(records, samples)
+    assert not baseline.total.isnan().any()
+    assert torch.equal(torch.stack(list(shown.samples)), torch.stack(samples[::3]))
+    for now, before in [(shown.total, baseline.total), (shown.rewards["guard"], baseline.rewards["guard"])]:
+        assert torch.equal(now, before[::3])
 
 
 class Falling(CountingScorer):

@@ -33,7 +33,7 @@ class Likelihoods:
     steps: slice
     """The columns of S that these are."""
     log_probs: Tensor
-    """[b, s] with gradient."""
+    """[b, s] with gradient, in nats; of a denoising step divided by sqrt(D) (``models.flow.transitions.log_prob``)."""
     kl: Tensor | None = None
     """[b, s] >= 0 with gradient: KL to the reference policy; None if the policy has no reference, and then
     ``kl_weight`` must be 0."""

@@ -212,7 +212,10 @@ class TrainBatch(Generic[T]):
     advantages: Tensor
     """[B] float32, of all rows of the rollout."""
     old_log_probs: Tensor
-    """[B, S] float32, the denominator of the ratio: the sampler's log-probs, or the first update's replay's."""
+    """[B, S] float32, the denominator of the ratio: the sampler's log-probs, or, of the decisions that the first
+    update takes, its replay's. All updates share this tensor."""
+    columns: Sequence[int] | None = None
+    """The columns of ``old_log_probs`` that the rollout's decisions have; None = all."""
 
     def of_update(self, number: int) -> TrainBatch[T]:
         """The decisions that update ``number`` of a step takes."""
@@ -227,11 +230,16 @@ class TrainBatch(Generic[T]):
             mask=rollout.mask[:, own],
             turns=(),
         )
-        return replace(self, rollout=taken, old_log_probs=self.old_log_probs[:, own])
+        return replace(self, rollout=taken, columns=own)
+
+    def place(self, decisions: Likelihoods, rows: Tensor) -> tuple[Tensor, list[int]]:
+        """Returns the index of the ``decisions`` of ``rows`` ([b]) in ``old_log_probs``."""
+        columns = self.columns or range(self.old_log_probs.shape[1])
+        return rows[:, None], list(columns[decisions.steps])
 
     def compared(self, decisions: D, rows: Tensor) -> D:
         """Fills in the log-probs of the policy that took the ``decisions`` of ``rows`` ([b])."""
-        old, sampled = (whole[rows][:, decisions.steps] for whole in (self.old_log_probs, self.rollout.log_probs))
+        old, sampled = self.old_log_probs[self.place(decisions, rows)], self.rollout.log_probs[rows][:, decisions.steps]
         return replace(decisions, old_log_probs=old, sampled_log_probs=sampled)
 
     def micro_batches(self, size: int | None) -> Iterator[tuple[Tensor, Tensor]]:

@@ -92,7 +92,12 @@ class GRPOConfig(Strict, decides=Decides.TRAINING):
     advantage_epsilon: float = Field(
         default=1e-4, gt=0, description="added to the standard deviation, in units of reward"
     )
-    advantage_clip: float = Field(default=5.0, gt=0, description="largest absolute advantage")
+    advantage_clip: float | None = Field(
+        default=None,
+        gt=0,
+        description="largest absolute advantage; null = 5, and no limit with the scale none, which leaves advantages in"
+        " units of reward",
+    )
     combine: Literal["sum", "gdpo"] = Field(
         default="sum", description="gdpo: normalise each reward before the weighted sum"
     )
@@ -223,7 +228,11 @@ class EvaluationConfig(Strict, decides=Decides.ASKED):
         ge=0, description="training steps between evaluations on eval prompts; 0 = only at the end"
     )
     prompts: Annotated[int, Decides.TRAINING] = Field(ge=1, description="eval prompts used while training")
-    images_per_prompt: int = Field(ge=1, description="images of each eval and held-out prompt in baseline and evaluate")
+    images_per_prompt: int = Field(
+        ge=1,
+        description="images of each eval and held-out prompt in baseline and evaluate; at least 2 for a reward that"
+        " compares the images of a prompt, which has as many while training",
+    )
     max_prompts: int | None = Field(None, ge=1, description="most prompts of each split; null = all")
     batch_size: Annotated[int, Decides.SAMPLES | Decides.ROUNDING] = Field(
         32, ge=1, description="images generated at a time"

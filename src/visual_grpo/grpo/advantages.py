@@ -17,6 +17,8 @@ from visual_grpo.common.types import Scores
 from visual_grpo.config import GRPOConfig
 
 Scale = Literal["group", "batch", "batch_centred", "none"]
+USUAL_CLIP = 5.0
+"""Of advantages in standard deviations. Those that are not divided have none, as in Dr. GRPO."""
 
 
 def group_advantages(
@@ -25,7 +27,7 @@ def group_advantages(
     *,
     scale: Scale = "group",
     epsilon: float = 1e-4,
-    clip: float | None = 5.0,
+    clip: float | None = USUAL_CLIP,
 ) -> Tensor:
     """Rewards relative to their group's mean, ``(r - mean) / (std + epsilon)``, [B] -> [B].
 

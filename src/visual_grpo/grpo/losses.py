@@ -21,7 +21,7 @@ from visual_grpo.common.decisions import MAX_LOG_RATIO, GaussianLikelihoods, Lik
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import TrainBatch
 from visual_grpo.config import GRPOConfig
-from visual_grpo.grpo.advantages import Scale
+from visual_grpo.grpo.advantages import USUAL_CLIP, Scale
 
 Aggregation = Literal["row_mean", "step_mean", "constant"]
 D = TypeVar("D", bound=Likelihoods)
@@ -34,7 +34,7 @@ def importance_ratio(log_ratio: Tensor) -> Tensor:
 
 def sequence_ratio(log_ratio: Tensor, mask: Tensor) -> Tensor:
     """GSPO's length-normalised ratio ``exp(mean_t log ratio)``, repeated over the steps, [B, S]."""
-    mean = (log_ratio * mask).sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)
+    mean = torch.where(mask, log_ratio, 0.0).sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)
     return mean.clamp(max=MAX_LOG_RATIO).exp().expand_as(log_ratio)
 
 
@@ -161,7 +161,7 @@ class NFT(Algorithm[Matches]):
 
     needs: ClassVar[type[Likelihoods]] = Matches
     nft_beta: float = 1.0
-    advantage_clip: float = 5.0
+    advantage_clip: float = USUAL_CLIP
 
     def __call__(self, decisions: Matches, advantages: Tensor, counted: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         old, moved = decisions.old_velocity, self.nft_beta * (decisions.velocity - decisions.old_velocity)
@@ -193,11 +193,11 @@ class AWM(GRPO):
     advantage_scale: ClassVar[Scale] = "batch"
     clip_low: float = 1.0
     clip_high: float = 1.0
-    advantage_clip: float = 5.0
+    advantage_clip: float = USUAL_CLIP
 
     def __call__(self, decisions: Likelihoods, advantages: Tensor, counted: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         assert isinstance(decisions, Matches)
-        loss, metrics = super().__call__(decisions, advantages / self.advantage_clip, counted)
+        loss, metrics = super().__call__(decisions, (advantages / self.advantage_clip).clamp(-1, 1), counted)
         return loss + mean_square(decisions.velocity - decisions.old_velocity), metrics
 
     def ratio(self, decisions: Likelihoods, counted: Tensor) -> Tensor:

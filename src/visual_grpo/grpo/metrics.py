@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import resource
 import sys
@@ -129,6 +130,7 @@ def step_metrics(
 
 
 def _reward_metrics(scores: Sequence[Scores], config: GRPOConfig) -> dict[str, float]:
+    """What scored nothing in the step has no metric."""
     group_size = config.group_size
     total, learned = torch.cat([s.total for s in scores]), torch.cat([combined_rewards(s, config) for s in scores])
     values = {
@@ -152,8 +154,8 @@ def _reward_metrics(scores: Sequence[Scores], config: GRPOConfig) -> dict[str, f
     for name in scores[0].ratios:
         above, below = (torch.cat([s.ratios[name][side] for s in scores]) for side in (0, 1))
         # Means over the same samples: their quotient is the ratio of the sums.
-        values[f"part/{name}"] = _mean(above) / _mean(below) if _mean(below) else 0.0
-    return values
+        values[f"part/{name}"] = _mean(above) / _mean(below) if _mean(below) else math.nan
+    return {name: value for name, value in values.items() if not math.isnan(value)}
 
 
 def variance_shares(
@@ -240,6 +242,5 @@ def _group_std(values: Tensor, group_size: int) -> Tensor:
 
 
 def _mean(values: Tensor) -> float:
-    """Mean over scored values; 0 if there is none, since a metric must be a number."""
-    scored = values[~values.isnan()]
-    return float(scored.double().mean()) if len(scored) else 0.0
+    """Mean over scored values; NaN if there is none."""
+    return float(values[~values.isnan()].double().mean())

@@ -62,7 +62,10 @@ class PromptOrder:
         self._passes: dict[int, tuple[int, list[int]]] = {}
 
     def take(self, count: int) -> list[int]:
-        """Indices of the next ``count`` prompts."""
+        """Indices of the next ``count`` prompts, where none follows itself unless there are too few others.
+
+        Rewards take neighbours of one prompt for one group.
+        """
         kind = min(self._members, key=lambda kind: self.positions[str(kind)] / len(self._members[kind]))
         members, start = self._members[kind], self.positions[str(kind)]
         taken = []
@@ -70,6 +73,10 @@ class PromptOrder:
             epoch, offset = divmod(position, len(members))
             taken.append(members[self._order(kind, epoch)[offset]])
         self.positions[str(kind)] += count
+        for place in range(1, count):  # A pass may begin with the prompt that the one before ended with.
+            if taken[place] == taken[place - 1]:
+                one, other = (place, place + 1) if place + 1 < count else (place - 1, place - 2)
+                taken[one], taken[other] = taken[other], taken[one]
         return taken
 
     def _order(self, kind: int, epoch: int) -> list[int]:

@@ -19,7 +19,7 @@ from visual_grpo.common.decisions import Likelihoods
 from visual_grpo.common.phases import alike, phase
 from visual_grpo.common.types import Policy, PromptRecord, Scorer, StepMetrics, TrainBatch
 from visual_grpo.config import GRPOConfig
-from visual_grpo.grpo.advantages import combined_rewards, group_advantages
+from visual_grpo.grpo.advantages import USUAL_CLIP, combined_rewards, group_advantages
 from visual_grpo.grpo.checkpoint import tensors_under
 from visual_grpo.grpo.distributed import ranks
 from visual_grpo.grpo.losses import LOSSES, PolicyLoss
@@ -142,7 +142,7 @@ class GRPOTrainer(Generic[T]):
             for rows, places in alike(list(batch.micro_batches(self.config.micro_batch_size))):
                 for decisions in self.policy.replay(batch.rollout.trajectory, places):
                     if on_policy and self.replay_is_old:
-                        batch.old_log_probs[rows, decisions.steps] = decisions.log_probs.detach()
+                        batch.old_log_probs[batch.place(decisions, rows)] = decisions.log_probs.detach()
                     yield batch, rows, batch.compared(decisions, rows)
 
     @torch.no_grad()
@@ -168,13 +168,9 @@ class GRPOTrainer(Generic[T]):
         rows = [(part.groups[:, None] * size + torch.arange(size)).reshape(-1) for part in scored]
         rewards = torch.cat([combined_rewards(part.scores, config)[r] for part, r in zip(scored, rows, strict=True)])
         usual = LOSSES[config.loss].advantage_scale if config.combine == "sum" else "batch_centred"
-        advantages = group_advantages(
-            rewards,
-            size,
-            scale=config.advantage_scale or usual,
-            epsilon=config.advantage_epsilon,
-            clip=config.advantage_clip,
-        )
+        scale = config.advantage_scale or usual
+        clip = config.advantage_clip or (None if scale == "none" else USUAL_CLIP)
+        advantages = group_advantages(rewards, size, scale=scale, epsilon=config.advantage_epsilon, clip=clip)
         batches = []
         lengths = [len(chosen) for chosen in rows]
         parts = zip(scored, rows, rewards.split(lengths), advantages.split(lengths), strict=True)

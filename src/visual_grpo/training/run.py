@@ -270,19 +270,24 @@ class TrainingRun:
         return [record.split_group or record.id for record in self.eval_prompts]
 
     def evaluate(self) -> Shown:
-        """Generates one sample of each eval prompt, at the eval sampler and fixed seeds."""
+        """Generates one sample of each eval prompt, at the eval sampler and fixed seeds.
+
+        Where a reward compares the samples of a prompt, as many are generated and scored as the baseline has; the first
+        of each prompt is returned.
+        """
         samples, scores = list[Sample](), list[Scores]()
-        size = self.config.evaluation.batch_size * self.config.distributed.processes
+        each = self.config.evaluation.images_per_prompt if self.scorer.needs_whole_groups else 1
+        size = max(1, self.config.evaluation.batch_size * self.config.distributed.processes // each)
         for start in range(0, len(self.eval_prompts), size):
-            records, generated = self._generate(self.eval_prompts[start : start + size])
-            samples += generated
+            records, generated = self._generate(self.eval_prompts[start : start + size], each)
+            samples += generated[::each]
             scores.append(self.scorer(records, generated))
         names = scores[0].rewards
         return Shown(
             records=self.eval_prompts,
             samples=samples,
-            total=torch.cat([batch.total for batch in scores]),
-            rewards={name: torch.cat([batch.rewards[name] for batch in scores]) for name in names},
+            total=torch.cat([batch.total[::each] for batch in scores]),
+            rewards={name: torch.cat([batch.rewards[name][::each] for batch in scores]) for name in names},
         )
 
     def is_picture_due(self, step: int) -> bool:

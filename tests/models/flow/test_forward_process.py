@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, ClassVar
 
@@ -179,8 +180,7 @@ def test_awm_is_the_loss_of_its_authors_code(advantage: float) -> None:
         scaled = min(max(advantage, -5.0), 5.0) / 5
         surrogate = torch.maximum(-scaled * ratio, -scaled * ratio.clamp(0, 2))
         want = surrogate + (new - old).square().mean((1, 2, 3))
-        given = torch.full((6,), min(max(advantage, -5.0), 5.0))  # As the trainer clips it.
-        loss, metrics = AWM()(chunk, given, torch.ones(6, 1, dtype=torch.bool))
+        loss, metrics = AWM()(chunk, torch.full((6,), advantage), torch.ones(6, 1, dtype=torch.bool))
         torch.testing.assert_close(loss.detach()[:, 0].double(), want, rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(metrics["ratio"].detach()[:, 0].double(), ratio, rtol=1e-4, atol=1e-5)
     assert torch.cat(ratios).min() < 0.9
@@ -199,6 +199,21 @@ def test_each_update_of_a_rollout_takes_its_own_noise() -> None:
     assert [steps for steps, _ in seen] == [(0, 1)] * 3
     assert not torch.equal(seen[0][1], seen[1][1])
     assert torch.equal(seen[0][1], seen[2][1])  # There are two: the third update begins again.
+
+
+def test_an_update_that_takes_its_noise_again_compares_with_the_first_replay() -> None:
+    policy, sample = policy_with(window_steps=2, draws=2), FlowPolicy.rollout
+
+    def rounded(prompts: Any, group_size: int, generator: Any, share: Any = None) -> Any:
+        found = sample(policy, prompts, group_size, generator, share)
+        return replace(found, log_probs=found.log_probs + 0.05)
+
+    policy.rollout = rounded  # type: ignore[method-assign]
+    settings: dict[str, Any] = {"steps": 1, "prompts_per_step": 3, "group_size": 2, "learning_rate": 1e-9}
+    replayed: dict[str, Any] = {"old_log_probs": "replay", "ratio_tolerance": 1.0, "updates_per_rollout": 3}
+    (step,) = GRPOTrainer(policy, Contrast(), GRPOConfig(**settings, **replayed)).fit(RECORDS)
+    ratios = [step.values[f"update_{number}/ratio"] for number in (1, 2, 3)]
+    assert ratios == pytest.approx([1, math.exp(-0.05), 1], abs=1e-4)  # The second takes what was not replayed first.
 
 
 @pytest.mark.parametrize(

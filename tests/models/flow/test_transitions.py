@@ -70,6 +70,7 @@ def test_without_noise_it_is_the_pipelines_own_scheduler_step(sampler: Sampler) 
     [
         # sde: c^2 = .49 s / (1 - s); mean = 2 (1 - c^2 dt / (2 s)) + 1 (1 + c^2 (1 - s) / (2 s)) dt, dt = s - s'.
         ("sde", 1.0, 0.9, 1.61, 0.7),  # s' stands in for s in 1 - s: c^2 = 4.9
+        ("sde", 0.99999994, 0.9, 1.61, 0.7),  # 1, rounded
         ("sde", 0.8, 0.6, 1.759, 0.6260990),  # c^2 = 1.96
         ("sde", 0.5, 0.2, 2.0795, 0.3834058),  # c^2 = .49
         ("sde", 0.1, 0.0, 2.0700556, 0.0737865),  # c^2 = .0544444

@@ -1,9 +1,18 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
-from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+from transformers import (
+    GenerationConfig,
+    LogitsProcessorList,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
+from visual_grpo.config import SamplerConfig
 from visual_grpo.models.tokens.probabilities import TokenSampler, chosen_log_probs, entropy, row_uniforms, sample_ids
 
 
@@ -17,6 +26,28 @@ def test_warping_is_that_of_generate() -> None:
         got = TokenSampler(temperature=temperature, top_k=top_k, top_p=top_p).warp(logits)
         assert torch.equal(got, want)
         assert got.isinf().any() == (bool(top_k) or top_p < 1)
+
+
+@pytest.mark.parametrize(
+    ("stock", "settings", "expected"),
+    [
+        ({"do_sample": True, "temperature": 0.7, "top_k": 20, "top_p": 0.8}, {}, (0.7, 0.8, 20)),
+        ({"do_sample": True, "temperature": 0.9, "top_k": 0, "top_p": 0.75}, {}, (0.9, 0.75, 0)),
+        ({"do_sample": True}, {}, (1.0, 1.0, 50)),
+        ({"do_sample": True}, {"temperature": 2.0, "top_p": 0.5, "top_k": 0}, (2.0, 0.5, 0)),
+        ({}, {}, (1.0, 1.0, 1)),
+        ({"top_k": 5}, {"top_p": 0.5}, (1.0, 1.0, 1)),
+        ({}, {"temperature": 0.5}, (0.5, 1.0, 50)),
+        ({}, {"temperature": 0.5, "top_k": 1}, (0.5, 1.0, 1)),
+        ({"temperature": 0.7}, {"top_k": 3}, (0.7, 1.0, 3)),
+    ],
+)
+def test_settings_that_are_not_given_are_those_of_generate(
+    stock: dict[str, Any], settings: dict[str, Any], expected: tuple[float, float, int]
+) -> None:
+    config = GenerationConfig(**stock)
+    got = TokenSampler.of(SamplerConfig(**settings), config, samples=bool(config.do_sample))
+    assert (got.temperature, got.top_p, got.top_k) == expected
 
 
 def test_draws_follow_the_distribution() -> None:

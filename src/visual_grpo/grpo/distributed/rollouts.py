@@ -53,6 +53,10 @@ class RankZeroScorer:
         begun = ranks.run_on_all(lambda: begin_scoring(self.local, prompts, samples) if ranks.rank() == 0 else None)
         return lambda: ranks.broadcast(lambda: begun())  # type: ignore[misc]
 
+    @property
+    def needs_whole_groups(self) -> bool:
+        return ranks.broadcast(lambda: bool(self.local.needs_whole_groups))
+
     def weighted(self, weights: Mapping[str, float]) -> RankZeroScorer:
         return RankZeroScorer(self.local and self.local.weighted(weights))
 

@@ -16,6 +16,7 @@ from pydantic import Field, field_validator
 from torch import Tensor
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
+from visual_grpo.common import console
 from visual_grpo.common.device import resolve_device
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.images import read_image
@@ -129,13 +130,8 @@ class AnswerModel:
         return positions, after.expand(3, *after.shape)
 
     def sampler(self, settings: SamplerConfig) -> TokenSampler:
-        """None falls back to the model's generation_config, which decodes greedily where it does not sample."""
         stock = self.network.generation_config
-        greedy = None if stock.do_sample else 1
-        top_k = settings.top_k if settings.top_k is not None else (greedy or stock.top_k or 0)
-        top_p = settings.top_p if settings.top_p is not None else stock.top_p
-        temperature = settings.temperature if settings.temperature is not None else stock.temperature
-        return TokenSampler(temperature=temperature or 1.0, top_p=top_p or 1.0, top_k=top_k)
+        return TokenSampler.of(settings, stock, samples=bool(stock.do_sample))
 
     def samples(
         self, records: Sequence[PromptRecord], trajectory: TokenTrajectory[EncodedQueries], seeds: Sequence[int]
@@ -221,6 +217,11 @@ def load(path: str, config: ModelConfig) -> Loaded:
             model = load_network(AutoModelForImageTextToText, folder, getattr(torch, config.dtype))
     if type(model).__name__ not in SAVED_AS:
         raise UserError(f"The model {path!r} is a {type(model).__name__}; qwen2_5_vl loads {' and '.join(SAVED_AS)}.")
+    if (penalty := model.generation_config.repetition_penalty) not in (None, 1):
+        console.note(
+            f"Warning: {path} is sampled without the repetition_penalty of {penalty:g} in its generation_config: a"
+            " token's log-prob is the model's own."
+        )
     model.name_or_path = path  # A saved adapter names it as its base model.
     model.eval().requires_grad_(False)
     quantize({"model": model}, config.base_weights, device, kept=device)

@@ -45,14 +45,16 @@ class FlowTrajectory(Generic[C]):
     steps: tuple[int, ...]
     """[S] trained denoising steps, or those at whose levels noise was added."""
     states: Tensor
-    """[B, S, C, h, w], like the next two; `DenoisedPath` says what they hold."""
+    """[B, S, C, h, w], like the next two: the transformer's input, the state before a step or a noised sample."""
     next_states: Tensor
+    """What is scored: the state after the step, or the target of the velocity."""
     means: Tensor
+    """Where its distribution was centred: the mean of the transition, or the velocity."""
     shared_prefix: int
     """Number of neighbouring rows that are identical until ``first_stochastic_step`` adds noise."""
     first_stochastic_step: int
     reference_means: Tensor | None = None
-    """[B, S, C, h, w] without the adapter; None without a KL penalty."""
+    """``means`` without the adapter; None without a KL penalty."""
 
     def taking(self, columns: Sequence[int]) -> FlowTrajectory[C]:
         """Returns the rows with the decisions in these columns of S alone."""

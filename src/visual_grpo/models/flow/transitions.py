@@ -78,8 +78,9 @@ def step_likelihoods(
 
 
 def _sde(velocity: Tensor, state: Tensor, sigma: float, next_sigma: float, noise: float) -> tuple[Tensor, float]:
-    # At sigma 1 the diffusion is singular: the next sigma stands in for it, as in Flow-GRPO.
-    diffusion = noise * math.sqrt(sigma / (1 - (sigma if sigma < 1 else next_sigma)))
+    # At sigma 1 the diffusion is singular: the next sigma stands in for it, as in Flow-GRPO. Schedulers round: in
+    # float32, the first sigma of a shift of 1.18 is 1 - 6e-8.
+    diffusion = noise * math.sqrt(sigma / (1 - (sigma if 1 - sigma > 1e-5 else next_sigma)))
     dt = next_sigma - sigma
     half = diffusion**2 / (2 * sigma)
     mean = state * (1 + half * dt) + velocity * ((1 + half * (1 - sigma)) * dt)

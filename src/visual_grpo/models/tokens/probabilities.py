@@ -8,12 +8,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
-from transformers import TopKLogitsWarper, TopPLogitsWarper
+from transformers import GenerationConfig, TopKLogitsWarper, TopPLogitsWarper
 
+from visual_grpo.config import SamplerConfig
+
+_TOP_K = 50
+"""Default of ``generate`` where a generation_config does not name top_k."""
 CHUNK = 2048
 """Rows of the [rows, V] logits that exist at a time."""
 _CACHED = 2**17
@@ -32,6 +36,21 @@ class TokenSampler:
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
+
+    @classmethod
+    def of(cls, settings: SamplerConfig, stock: GenerationConfig, *, samples: bool) -> Self:
+        """Samples as ``generate`` does: a setting of None is that of ``stock``, the model's generation_config.
+
+        Where ``generate`` does not sample (``samples`` is False), neither does this without a temperature or a top_k.
+        """
+        if not samples and settings.temperature is None and settings.top_k is None:
+            return cls(top_k=1)
+
+        def chosen(name: str, default: float) -> Any:
+            given = (getattr(settings, name), getattr(stock, name), default)
+            return next(value for value in given if value is not None)
+
+        return cls(temperature=chosen("temperature", 1.0), top_p=chosen("top_p", 1.0), top_k=chosen("top_k", _TOP_K))
 
     @property
     def truncates(self) -> bool:

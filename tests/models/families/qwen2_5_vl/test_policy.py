@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from peft import PeftModel
 from PIL import Image
 from torch import Tensor
-from transformers import AutoModelForImageTextToText, AutoProcessor
+from transformers import AutoModelForImageTextToText, AutoProcessor, GenerationConfig
 
 from tests.conftest import stir
 from tests.models.families.qwen2_5_vl.tiny import save_qwen2_5_vl, save_qwen3_vl
@@ -194,6 +195,17 @@ def test_greedy_answers_are_the_models_own(folder: Path, records: list[PromptRec
         # generate() leaves the end in the text where it is no special token.
         assert text.startswith(sample.text)
         assert len(text) <= len(sample.text) + 1
+
+
+def test_a_repetition_penalty_that_is_left_out_is_named(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(folder, tmp_path / "model")
+    GenerationConfig(repetition_penalty=1.05, eos_token_id=1).save_pretrained(tmp_path / "model")
+    model_of(tmp_path / "model")
+    assert "without the repetition_penalty of 1.05" in capsys.readouterr().out
+    model_of(folder)
+    assert "repetition_penalty" not in capsys.readouterr().out
 
 
 def test_an_answer_depends_on_its_own_record_and_seed_only(folder: Path, records: list[PromptRecord]) -> None:

@@ -28,9 +28,6 @@ if TYPE_CHECKING:
 Decode = Callable[[Sequence[PromptRecord], Tensor, Sequence[int]], list[Sample]]
 """(records, [B, T] tokens, seeds of the start noise) -> B uint8 images [3, H, W]."""
 
-_STOCK_TOP_K = 50
-"""Default of ``generate`` where a generation_config does not name top_k."""
-
 
 class GlmImageTokens:
     """A ``TokenModel[Prompts]`` at one image size; ``decode`` turns tokens into images."""
@@ -62,16 +59,8 @@ class GlmImageTokens:
         return weight[: self.codebook]
 
     def sampler(self, settings: SamplerConfig) -> TokenSampler:
-        """None falls back to the model's generation_config."""
-        stock = self.network.generation_config
-        temperature = settings.temperature if settings.temperature is not None else stock.temperature
-        top_p = settings.top_p if settings.top_p is not None else stock.top_p
-        stock_k = stock.top_k if stock.top_k is not None else _STOCK_TOP_K
-        return TokenSampler(
-            temperature=1.0 if temperature is None else temperature,
-            top_p=1.0 if top_p is None else top_p,
-            top_k=settings.top_k if settings.top_k is not None else stock_k,
-        )
+        """As its pipeline, which always samples."""
+        return TokenSampler.of(settings, self.network.generation_config, samples=True)
 
     def samples(
         self, records: Sequence[PromptRecord], trajectory: TokenTrajectory[Prompts], seeds: Sequence[int]
