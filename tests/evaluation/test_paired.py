@@ -149,6 +149,8 @@ def test_what_is_undefined_or_impossible_is_said() -> None:
     for gain, sd in ((0.0, 0.1), (-1.0, 0.1), (math.nan, 0.1), (0.1, math.nan), (0.1, math.inf)):
         with pytest.raises(ValueError, match="gain above 0 and a finite standard deviation"):
             units_needed(gain, sd, 0.01)
+    with pytest.raises(ValueError, match="needs more than 10,000,000 units"):
+        units_needed(1e-5, 0.1, 0.01)
     for alpha, power in ((0.0, 0.9), (0.95, 0.9), (0.01, 1.0)):
         with pytest.raises(ValueError, match="0 < alpha < power < 1"):
             detectable_gain(0.1, 34, alpha, power)

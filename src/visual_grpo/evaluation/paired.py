@@ -218,7 +218,9 @@ def units_needed(gain: float, sd: float, alpha: float, power: float = POWER) -> 
     """Returns the fewest units (at least two) that detect a true ``gain`` > 0 with probability ``power``."""
     if not (gain > 0 and math.isfinite(sd)):
         raise ValueError(f"expected a gain above 0 and a finite standard deviation, got {gain} and {sd}")
-    units = range(2, _MOST_UNITS)
+    if gain < detectable_gain(sd, _MOST_UNITS, alpha, power):
+        raise ValueError(f"a gain of {gain} at a standard deviation of {sd} needs more than {_MOST_UNITS:,} units")
+    units = range(2, _MOST_UNITS + 1)
     return units[bisect_left(units, -gain, key=lambda n: -detectable_gain(sd, n, alpha, power))]
 
 
