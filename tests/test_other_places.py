@@ -88,7 +88,7 @@ def test_the_last_line_and_the_notification_of_a_retraining_say_why_it_failed(
 def test_a_retraining_where_nothing_can_be_written_says_so(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (here / "data/.retraining.lock").mkdir(parents=True)  # Root may write where others may not.
     assert main([]) == Code.FAILED
-    assert "Is a directory: 'data/.retraining.lock'" in capsys.readouterr().out.splitlines()[-1]
+    assert "data/.retraining.lock cannot be written: Is a directory" in capsys.readouterr().out.splitlines()[-1]
 
 
 def test_make_clean_leaves_what_people_put_there(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import os
 import re
 import signal
@@ -80,6 +81,18 @@ def test_a_second_holder_is_refused_until_the_first_has_ended_however_that_is(tm
     assert not lock.exists()
     lock.write_text("process 1 on a machine that was killed")
     files.hold(lock)
+
+
+def test_a_disk_without_locks_gets_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(descriptor: int, *, blocking: bool) -> bool:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(files, "lock_descriptor", refused)
+    files.hold(tmp_path / ".lock")
+    files.release()
+    assert "has no file locks. Run one command at a time in this folder." in capsys.readouterr().out.replace("\n", " ")
 
 
 def test_a_program_that_has_inherited_a_lock_holds_it_after_its_starter_was_killed(tmp_path: Path) -> None:

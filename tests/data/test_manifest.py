@@ -14,7 +14,7 @@ from visual_grpo.data.manifest import (
     RecordTable,
     prompt_hash,
     read_seen,
-    seen_with,
+    seen_keys,
     write_manifest,
     write_seen,
 )
@@ -31,8 +31,8 @@ def test_prompts_are_known_again_however_they_are_spelt_and_edits_by_their_image
     write_seen([asked("一个红色的圆"), asked("the wheel", "0123456789abcdef" * 4)], tmp_path, read_seen(tmp_path))
     seen = read_seen(tmp_path)
     assert {prompt_hash("A  red Circle "), prompt_hash("一个红色的圆"), "0123456789abcdef"} == seen
-    assert seen.isdisjoint(seen_with(asked("the wheel", "f" * 64)))
-    assert not seen.isdisjoint(seen_with(asked("the car", "f" * 64, "0123456789abcdef" * 4)))
+    assert seen.isdisjoint(seen_keys(asked("the wheel", "f" * 64)))
+    assert not seen.isdisjoint(seen_keys(asked("the car", "f" * 64, "0123456789abcdef" * 4)))
     assert "red" not in (tmp_path / SEEN).read_text(), "only hashes are kept"
     for text in ("[", "3"):
         (tmp_path / SEEN).write_text(text)

@@ -111,8 +111,8 @@ def test_the_distance_is_that_of_the_pictures(tmp_path: Path) -> None:
     found = look(HackingMonitor(folder, AlarmConfig(), looks=4, weights=WEIGHTS), pixel=151)
     assert watched(found, DISTANCE).change == pytest.approx(0.2)
     assert found.alarm is None, "it is only followed"
-    alarm = look(HackingMonitor(folder, AlarmConfig(max_distance=0.1), looks=4, weights=WEIGHTS), pixel=151).alarm
-    assert alarm == "the reward rose by 1, and the pictures are 0.20 away from the base model's (at least 0.11)"
+    alarm = look(HackingMonitor(folder, AlarmConfig(max_distance=0.01), looks=4, weights=WEIGHTS), pixel=151).alarm
+    assert alarm == "the reward rose by 1, and the pictures are 0.20 away from the base model's (at least 0.12)"
     assert watched(
         look(HackingMonitor(folder, AlarmConfig(), looks=4, weights=WEIGHTS)), DISTANCE
     ).change == pytest.approx(0)

@@ -60,7 +60,7 @@ def test_the_total_s_bound_by_hand() -> None:
 def test_an_equal_is_not_promoted_and_a_constant_gain_by_few_prompts_neither() -> None:
     decision = decide(scores(REFERENCE), {"base": scores(REFERENCE)}, rule())
     assert (condition(decision, "total").bound, decision.promoted) == (0, False)
-    for prompts, promoted in ((3, False), (9, False), (10, True)):
+    for prompts, promoted in ((3, False), (10, False), (11, True)):
         before = np.arange(prompts)
         decision = decide(scores(before + 0.5), {"base": scores(before)}, rule(gates_per_year=52))
         assert decision.promoted is promoted, prompts

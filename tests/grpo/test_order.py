@@ -41,7 +41,7 @@ def test_a_draw_holds_one_kind_and_all_are_seen_equally_often() -> None:
     assert sorted(i for draw in draws for i in draw) == sorted([*range(8)] * 2)
 
 
-@pytest.mark.parametrize(("prompts", "count"), [(3, 3), (3, 8), (4, 3), (5, 4), (9, 8)])
+@pytest.mark.parametrize(("prompts", "count"), [(2, 5), (3, 2), (3, 3), (3, 8), (4, 3), (5, 4), (9, 8)])
 def test_no_prompt_follows_itself_in_a_draw(prompts: int, count: int) -> None:
     for seed in range(20):
         order = PromptOrder(of_kinds([0] * prompts), seed=seed)

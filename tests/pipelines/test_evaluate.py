@@ -46,7 +46,7 @@ def test_the_difference_is_that_of_pairs(painted: Project, capsys: pytest.Captur
     _, table = capsys.readouterr().out.split("3 held-out prompts, 6 pairs, eval sampler")
     assert "total*" in table
     assert "rollout" not in table
-    assert "+0.200 [-0.025, +0.200]" in table
+    assert "+0.200 [-0.083, +0.200]" in table
     sentence, control, few = lines(evaluation["headline"])
     assert sentence.startswith("On 3 held-out prompts (6 pairs) no difference is shown: mean total 0.")
     assert few.startswith("Fewer than 10 independent prompts")

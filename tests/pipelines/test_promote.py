@@ -98,7 +98,7 @@ class Gate:
             "model": {"family": "glm_image", "path": str(self.base)},
             "evaluation": {"images_per_prompt": 2, "bootstrap_samples": 200, "controls": []},
             "output": str(self.folder),
-            "promotion": {"model": NAME, "max_guard_fall": 10.0, "error": 0.4},  # Six prompts gain the same.
+            "promotion": {"model": NAME, "max_guard_fall": 10.0, "error": 0.4, "gates_per_year": 20},
         }
         for section, values in changes.items():
             small[section] = {**small[section], **values} if isinstance(values, dict) and section in small else values

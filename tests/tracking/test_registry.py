@@ -306,7 +306,7 @@ def test_a_refusal_is_a_decision_that_counts_in_no_year(project: Project) -> Non
         counted.append(REGISTRY.gates_in_last_year(excluding=("", "")))
     assert counted == [0, 0, 1, 1]
     REGISTRY.note_gate("b" * 64, "s" * 64, refused=True)
-    assert REGISTRY.is_judged("b" * 64, "s" * 64)
+    assert (REGISTRY.is_judged("b" * 64, "s" * 64), REGISTRY.is_judged("b" * 64)) == (True, False)
 
 
 @pytest.mark.parametrize(

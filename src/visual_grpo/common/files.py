@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from filelock import lock_descriptor
 
+from visual_grpo.common import console
 from visual_grpo.common.errors import UserError
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ _DRAFT = ".draft-"
 """Between the final name and a number of its own: processes of two containers may have one number."""
 _drafts: dict[Path, int | None] = {}
 """Drafts of this process, which are removed when it ends, and the open files that lock them (`_lock`)."""
+_NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 _held: list[TextIO] = []
 _UMASK = os.umask(0o077)  # There is no other way to read it.
@@ -89,7 +91,7 @@ def hold(file: Path) -> int:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         lock = file.absolute().open("a+", encoding="utf-8")
-        is_free, is_there = lock_descriptor(lock.fileno(), blocking=False), os.fstat(lock.fileno()).st_nlink > 0
+        is_free, is_there = _take(lock), os.fstat(lock.fileno()).st_nlink > 0
     except OSError as error:
         raise UserError(f"{file} cannot be written: {error.strerror}. Write elsewhere with output=FOLDER") from error
     lock.seek(0)
@@ -107,6 +109,17 @@ def hold(file: Path) -> int:
     lock.flush()
     _held.append(lock)
     return lock.fileno()
+
+
+def _take(lock: TextIO) -> bool:
+    """Locks the open file; returns False where another command holds it."""
+    try:
+        return lock_descriptor(lock.fileno(), blocking=False)
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        console.note(f"Warning: the disk of {lock.name} has no file locks. Run one command at a time in this folder.")
+        return True
 
 
 def release() -> None:
@@ -130,7 +143,8 @@ def fresh_folder(final: Path) -> Iterator[Path]:
 def new_draft(final: Path, make: Callable[[Path], object] = Path.touch) -> Path:
     """Makes an empty hidden file next to ``final`` for its next content.
 
-    Left-over drafts are removed when the process ends; drafts of killed processes are removed now.
+    Left-over drafts are removed when the process ends; drafts of killed processes are removed now, unless the disk has
+    no locks of folders, as over NFS.
     """
     final = linked(final)
     final.parent.mkdir(parents=True, exist_ok=True)

@@ -25,7 +25,7 @@ _KINDS = {
     "A disk or a network folder has failed": ("Input/output error", "Stale file handle"),
 }
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
-_MACHINE = (errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE)
+_MACHINE = (errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT)
 _NOT_LOADED = re.compile(r"Failed while loading data from dataset .*?filepath=(?:\w+\()?'([^']+)'")
 _NOT_A_TABLE = ("Parquet magic bytes not found", "Couldn't deserialize thrift", "Parquet file size is")
 
@@ -53,7 +53,7 @@ def machine_fault(error: BaseException) -> UserError | None:
 
 
 def is_machine_error(error: BaseException) -> bool:
-    """Returns whether reading a file failed for want of memory or of open files, or with the disk, whatever it has."""
+    """Returns True if the machine, not the file, is why reading failed: no memory, no free descriptors, a failing disk."""
     return isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in _MACHINE)
 
 

@@ -64,7 +64,7 @@ _COMPRESSION = 1
 """zlib level 1, the fastest: higher levels take several times as long and save a tenth of the size."""
 CHOOSE_VALUE = "Give the object's value as data.mask_value or the record's mask_value, or draw it in white on black"
 _WRITING = [Lock() for _ in range(64)]
-"""By the hash of a video's folder: records of one id and video are prepared at once, and one of them writes it."""
+"""Locks, chosen by the hash of a video's folder: threads may prepare two records with one folder."""
 _RESIZES = {"mask": stretch_mask, "image": stretch, "reference": scale_to_area}
 """Role without its number -> how an image gets its size. The object of a query may be anywhere in its image, and the
 sources after the first are not what the result has to cover.

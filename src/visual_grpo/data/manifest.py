@@ -30,7 +30,7 @@ def prompt_hash(prompt: str) -> str:
     return hashlib.blake2b(prompt_key(prompt).encode(), digest_size=8).hexdigest()
 
 
-def seen_with(row: Mapping[str, Any]) -> set[str]:
+def seen_keys(row: Mapping[str, Any]) -> set[str]:
     """Returns hashes of what a training on the manifest's ``row`` has seen: its source images, or else its prompt.
 
     Instructions and queries do not count: few of them serve many images (`splits.split_group`).
@@ -40,7 +40,7 @@ def seen_with(row: Mapping[str, Any]) -> set[str]:
 
 def write_seen(rows: Iterable[Mapping[str, Any]], folder: Path, earlier: frozenset[str] = frozenset()) -> None:
     """Keeps what a training on the manifest's ``rows``, and those ``earlier`` that it goes on from, have seen."""
-    (folder / SEEN).write_text(json.dumps(sorted(earlier.union(*map(seen_with, rows)))), encoding="utf-8")
+    (folder / SEEN).write_text(json.dumps(sorted(earlier.union(*map(seen_keys, rows)))), encoding="utf-8")
 
 
 def read_seen(folder: Path) -> frozenset[str]:

@@ -129,8 +129,9 @@ class GateDecision:
             if self.units < FEW_PROMPTS
             else []
         )
-        gains = " and ".join(f"{gain:.2g} over the {name}" for name, gain in self.detectable_gain.items())
-        return [*unreliable, f"{few}: a gain is detected with {POWER:.0%} probability only if it is at least {gains}."]
+        gains = " and ".join(f"{gain:.2g} over the {name}" for name, gain in self.detectable_gain.items() if gain)
+        told = f": a gain is detected with {POWER:.0%} probability only if it is at least {gains}" if gains else ""
+        return [*unreliable, f"{few}{told}."]
 
     def as_json(self) -> dict[str, Any]:
         """Returns everything as JSON; None = undefined, since JSON has no NaN."""

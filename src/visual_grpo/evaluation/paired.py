@@ -24,14 +24,14 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import brentq
-from scipy.stats import binomtest, nct, norm, t
+from scipy.stats import binomtest, nct, t
 
 from visual_grpo.evaluation import CONFIDENCE
 
 POWER = 0.9
 """Share of the cases in which a gain is detected, unless asked otherwise."""
 _EQUAL = 1e-6
-"""Largest range of values that count as equal, as a share of them: scores are rounded."""
+"""Values whose range is at most this share of their mean count as equal: scores are rounded."""
 _MOST_UNITS = 10_000_000
 CHUNK = 256
 """Bootstrap samples taken at a time: bounds memory to CHUNK * clusters numbers."""
@@ -102,9 +102,8 @@ def t_interval(values: Values, confidence: float = CONFIDENCE) -> tuple[Values, 
     distribution of k - 1 degrees of freedom. Each end alone is a one-sided bound of error (1 - ``confidence``) / 2. NaN
     with fewer than two values.
 
-    k equal values have no deviation that would tell how far the next ones may be. They still may be those of a share p
-    of the prompts only, of which Wilson's lower bound is k / (k + z^2); if the others lose no more than these gain, the
-    mean is at least (2 p - 1) d, which is the end nearer to 0 then.
+    k equal values d have no deviation. At least a share p of all units has d, by the exact lower bound of k of k cases
+    (Clopper and Pearson, Biometrika 26, 1934); if the rest loses no more than d, the mean is at least (2 p - 1) d.
     """
     count = values.shape[-1]
     if count < 2:
@@ -112,7 +111,7 @@ def t_interval(values: Values, confidence: float = CONFIDENCE) -> tuple[Values, 
         return undefined, undefined
     mean, tail = values.mean(-1), (1 + confidence) / 2
     half = t.ppf(tail, count - 1) * values.std(-1, ddof=1) / np.sqrt(count)
-    share = count / (count + norm.ppf(tail) ** 2)
+    share = (1 - tail) ** (1 / count)
     nearer = np.where(np.ptp(values, -1) <= _EQUAL * np.abs(mean), (2 * share - 1) * mean, mean)
     return np.minimum(mean, nearer) - half, np.maximum(mean, nearer) + half
 

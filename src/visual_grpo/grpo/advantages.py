@@ -18,7 +18,7 @@ from visual_grpo.config import GRPOConfig
 
 Scale = Literal["group", "batch", "batch_centred", "none"]
 USUAL_CLIP = 5.0
-"""Of advantages in standard deviations. Those that are not divided have none, as in Dr. GRPO."""
+"""Largest absolute advantage, in standard deviations. Undivided advantages are not clipped, as in Dr. GRPO."""
 
 
 def group_advantages(

@@ -62,10 +62,7 @@ class PromptOrder:
         self._passes: dict[int, tuple[int, list[int]]] = {}
 
     def take(self, count: int) -> list[int]:
-        """Indices of the next ``count`` prompts, where none follows itself unless there are too few others.
-
-        Rewards take neighbours of one prompt for one group.
-        """
+        """Indices of the next ``count`` prompts."""
         kind = min(self._members, key=lambda kind: self.positions[str(kind)] / len(self._members[kind]))
         members, start = self._members[kind], self.positions[str(kind)]
         taken = []
@@ -73,19 +70,25 @@ class PromptOrder:
             epoch, offset = divmod(position, len(members))
             taken.append(members[self._order(kind, epoch)[offset]])
         self.positions[str(kind)] += count
-        for place in range(1, count):  # A pass may begin with the prompt that the one before ended with.
-            if taken[place] == taken[place - 1]:
-                one, other = (place, place + 1) if place + 1 < count else (place - 1, place - 2)
-                taken[one], taken[other] = taken[other], taken[one]
         return taken
 
     def _order(self, kind: int, epoch: int) -> list[int]:
+        """Returns the order of a pass, in which no prompt follows itself: rewards would take two groups for one."""
         if self._passes.get(kind, (None, []))[0] != epoch:
-            # torch's CPU generator reads 32 bits of its seed: the shift alone gives 0, 256, 512, ... one order.
-            mixed = (self.seed << 24) + (self.seed >> 8) * 1_000_003 + epoch
-            generator = torch.Generator().manual_seed(mixed)
-            self._passes[kind] = epoch, torch.randperm(len(self._members[kind]), generator=generator).tolist()
+            order = self._shuffled(kind, epoch)
+            if epoch and len(order) > 2 and order[0] == self._shuffled(kind, epoch - 1)[-1]:
+                order[:2] = order[1::-1]
+            self._passes[kind] = epoch, order
         return self._passes[kind][1]
+
+    def _shuffled(self, kind: int, epoch: int) -> list[int]:
+        if len(self._members[kind]) == 2:
+            epoch = 0  # They take turns.
+        # torch's CPU generator reads 32 bits of its seed: the shift alone gives 0, 256, 512, ... one order.
+        mixed = (self.seed << 24) + (self.seed >> 8) * 1_000_003 + epoch
+        generator = torch.Generator().manual_seed(mixed)
+        order: list[int] = torch.randperm(len(self._members[kind]), generator=generator).tolist()
+        return order
 
 
 def sample_and_score(

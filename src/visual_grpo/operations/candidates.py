@@ -16,7 +16,7 @@ from visual_grpo.common.errors import UserError, counted
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import Parameters
 from visual_grpo.config.decides import Decides
-from visual_grpo.data.manifest import RecordTable, read_seen, seen_with
+from visual_grpo.data.manifest import RecordTable, read_seen, seen_keys
 from visual_grpo.data.splits import HELD_OUT
 from visual_grpo.evaluation.comparison import EVAL_SAMPLER
 from visual_grpo.evaluation.samples import generate_and_score, requests
@@ -74,7 +74,7 @@ def unseen(
     for model in models:
         if model.folder is not None and (model.facts["data"] != records.digest or "start" in model.facts):
             seen |= read_seen(model.folder)
-    new = [record for record, row in zip(rows, rows.rows(), strict=True) if seen.isdisjoint(seen_with(row))]
+    new = [record for record, row in zip(rows, rows.rows(), strict=True) if seen.isdisjoint(seen_keys(row))]
     shown = split.replace("_", "-")
     if not rows:
         raise UserError(

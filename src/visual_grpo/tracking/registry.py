@@ -168,14 +168,15 @@ class Registry:
         self._make()
         is_wrong = self.ahead_of_clock() is not None
         undated = [] if is_wrong or refused else [earlier for earlier, date in gates.items() if date is None]
-        said = REFUSED if refused else UNDATED if is_wrong else _now()
+        value = REFUSED if refused else UNDATED if is_wrong else _now()
         with mlflow_api.mlflow_client() as client:
             for each in (*undated, key):
-                client.set_registered_model_tag(self.name, f"{GATE}{each}", said)
+                client.set_registered_model_tag(self.name, f"{GATE}{each}", value)
 
     def is_judged(self, digest: str, settings: str = "") -> bool:
-        """Returns True if the gate has decided on this adapter; with these settings, where they are given."""
-        return any(key.startswith(_gate(digest, settings)) for key in self._gates())
+        """Returns True if the gate has decided on this adapter, with the given settings; without any, on its samples."""
+        gates = {key: date for key, date in self._gates().items() if settings or date != _NEVER}
+        return any(key.startswith(_gate(digest, settings)) for key in gates)
 
     def gates_in_last_year(self, *, excluding: tuple[str, str]) -> int:
         """Counts the gates that may be of the last 365 days, including those with a future date or none.

@@ -24,6 +24,7 @@ from visual_grpo.tracking.tracker import Tracker
 
 DECISIVE = (
     *("src", "conf", "examples", "workers", ":(glob)**/*.py", ":(exclude)tests", ":(exclude)benchmarks"),
+    *(":(exclude)env", ":(exclude)venv"),
     *("dvc.yaml", "pyproject.toml", "requirements.lock", "quantised.lock"),
 )
 """Paths that results depend on. Changes elsewhere, such as a report written after the commit, do not count as dirty."""

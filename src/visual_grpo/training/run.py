@@ -310,6 +310,9 @@ class TrainingRun:
     def _generate(self, prompts: Sequence[PromptRecord], each: int = 1) -> tuple[list[PromptRecord], Sequence[Sample]]:
         """Generates at the eval sampler and fixed seeds, with the average of the adapters; a record for each sample."""
         asked = requests(prompts, each, self.config.evaluation.seed)
-        records = [request.record for request in asked]
+        samples, size = list[Sample](), self.config.evaluation.batch_size * self.config.distributed.processes
         with self.average.in_place():
-            return records, self.model.generate(records, [r.seed for r in asked], self.config.sampling.eval)
+            for start in range(0, len(asked), size):
+                records, seeds = zip(*((one.record, one.seed) for one in asked[start : start + size]), strict=True)
+                samples += self.model.generate(records, seeds, self.config.sampling.eval)
+        return [one.record for one in asked], samples

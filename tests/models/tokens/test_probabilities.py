@@ -46,7 +46,7 @@ def test_settings_that_are_not_given_are_those_of_generate(
     stock: dict[str, Any], settings: dict[str, Any], expected: tuple[float, float, int]
 ) -> None:
     config = GenerationConfig(**stock)
-    got = TokenSampler.of(SamplerConfig(**settings), config, samples=bool(config.do_sample))
+    got = TokenSampler.of(SamplerConfig(**settings), config, do_sample=bool(config.do_sample))
     assert (got.temperature, got.top_p, got.top_k) == expected
 
 

@@ -131,7 +131,7 @@ class AnswerModel:
 
     def sampler(self, settings: SamplerConfig) -> TokenSampler:
         stock = self.network.generation_config
-        return TokenSampler.of(settings, stock, samples=bool(stock.do_sample))
+        return TokenSampler.of(settings, stock, do_sample=bool(stock.do_sample))
 
     def samples(
         self, records: Sequence[PromptRecord], trajectory: TokenTrajectory[EncodedQueries], seeds: Sequence[int]

@@ -38,19 +38,20 @@ class TokenSampler:
     top_k: int = 0
 
     @classmethod
-    def of(cls, settings: SamplerConfig, stock: GenerationConfig, *, samples: bool) -> Self:
+    def of(cls, settings: SamplerConfig, stock: GenerationConfig, *, do_sample: bool) -> Self:
         """Samples as ``generate`` does: a setting of None is that of ``stock``, the model's generation_config.
 
-        Where ``generate`` does not sample (``samples`` is False), neither does this without a temperature or a top_k.
+        Without ``do_sample``, decoding is greedy unless a temperature or a top_k is given.
         """
-        if not samples and settings.temperature is None and settings.top_k is None:
+        if not do_sample and settings.temperature is None and settings.top_k is None:
             return cls(top_k=1)
 
         def chosen(name: str, default: float) -> Any:
             given = (getattr(settings, name), getattr(stock, name), default)
             return next(value for value in given if value is not None)
 
-        return cls(temperature=chosen("temperature", 1.0), top_p=chosen("top_p", 1.0), top_k=chosen("top_k", _TOP_K))
+        temperature = chosen("temperature", 1.0) or 1.0  # A config of greedy decoding may name 0.
+        return cls(temperature=temperature, top_p=chosen("top_p", 1.0), top_k=chosen("top_k", _TOP_K))
 
     @property
     def truncates(self) -> bool:

@@ -60,7 +60,7 @@ class GlmImageTokens:
 
     def sampler(self, settings: SamplerConfig) -> TokenSampler:
         """As its pipeline, which always samples."""
-        return TokenSampler.of(settings, self.network.generation_config, samples=True)
+        return TokenSampler.of(settings, self.network.generation_config, do_sample=True)
 
     def samples(
         self, records: Sequence[PromptRecord], trajectory: TokenTrajectory[Prompts], seeds: Sequence[int]
