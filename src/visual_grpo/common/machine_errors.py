@@ -53,7 +53,7 @@ def machine_fault(error: BaseException) -> UserError | None:
 
 
 def is_machine_error(error: BaseException) -> bool:
-    """Returns True if the machine, not the file, is why reading failed: no memory, no free descriptors, a failing disk."""
+    """Returns True if the machine, not the file, is why reading failed: memory, open files, a disk."""
     return isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in _MACHINE)
 
 

@@ -174,7 +174,7 @@ class Registry:
                 client.set_registered_model_tag(self.name, f"{GATE}{each}", value)
 
     def is_judged(self, digest: str, settings: str = "") -> bool:
-        """Returns True if the gate has decided on this adapter, with the given settings; without any, on its samples."""
+        """Returns True if the gate has decided on this adapter: with these settings or, without any, by its samples."""
         gates = {key: date for key, date in self._gates().items() if settings or date != _NEVER}
         return any(key.startswith(_gate(digest, settings)) for key in gates)
 
