@@ -97,29 +97,29 @@ def train(clone: Path, found: Path, arguments: argparse.Namespace, seed: int) ->
         min(running, key=lambda loop: loop.spent).step()
 
 
-def table(folders: Sequence[Path]) -> str:
-    """The base model, and each loop at the last evaluation that all of ``folders`` have of it and of the default;
-    folders are pooled."""
+def table(folders: Sequence[Path], against: str) -> str:
+    """The base model, and each loop at the last evaluation that all of ``folders`` have of it and of the loop that it
+    is judged ``against``; folders are pooled."""
     right = [name for name in read_scores(folders[0] / BASE).columns if re.fullmatch("part/.*/all", name)]
-    heads = ["loop", "steps", "samples", "CPU s", "total", "minus default [95%]"]
-    heads += ["all right", "minus default [95%]"] * len(right)
-    heads += [*(name.rpartition("/")[2] for name in judges(folders)), "CPU s, samples to the default's total"]
+    heads = ["loop", "steps", "samples", "CPU s", "total", f"minus {against} [95%]"]
+    heads += ["all right", f"minus {against} [95%]"] * len(right)
+    heads += [*(name.rpartition("/")[2] for name in judges(folders)), f"CPU s, samples to the total of {against}"]
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     loops = sorted({found.name.rpartition(" ")[0] for found in folders[0].glob("[!.]*@*")}, key=order)
     for name in (BASE, *loops):
-        compared = (DEFAULT,) if name == BASE else (name, DEFAULT)
+        compared = (against,) if name == BASE else (name, against)
         last = min(evaluations(folder, each) for folder in folders for each in compared)
         if not last:
             continue
-        places = {"own": BASE if name == BASE else f"{name} {last}", "default": f"{DEFAULT} {last}"}
+        places = {"own": BASE if name == BASE else f"{name} {last}", "other": f"{against} {last}"}
         scores = {(n, key): read_scores(f / own) for n, f in enumerate(folders) for key, own in places.items()}
         facts = [json.loads((folder / places["own"] / "facts.json").read_text()) for folder in folders]
         cells = [name, *(f"{sum(fact[key] for fact in facts) / len(facts):.0f}" for key in ("steps", "samples", "cpu"))]
         for column in ("total", *right, *judges(folders)):
-            found = algorithms.compared(scores, range(len(folders)), "default", "own", column)
+            found = algorithms.compared(scores, range(len(folders)), "other", "own", column)
             cells += [f"{found.trained:.3f}"] if column in ("total", *right) else []
             cells += [f"{found.difference:+.3f} [{found.ci_low:+.3f}, {found.ci_high:+.3f}]"]
-        cells += ["; ".join(reached(folder, name) for folder in folders)]
+        cells += ["; ".join(reached(folder, name, against) for folder in folders)]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -139,9 +139,9 @@ def judges(folders: Sequence[Path]) -> list[str]:
     return [name for name in ("reward/outline", "reward/delta_e", *algorithms.GUARDS) if name in shown]
 
 
-def reached(folder: Path, name: str) -> str:
-    """CPU seconds and samples to the first evaluation near the default's last."""
-    aim = read_scores(folder / f"{DEFAULT} {evaluations(folder, DEFAULT)}")["total"].mean() - NEAR
+def reached(folder: Path, name: str, against: str) -> str:
+    """CPU seconds and samples to the first evaluation near the last one of ``against``."""
+    aim = read_scores(folder / f"{against} {evaluations(folder, against)}")["total"].mean() - NEAR
     for number in range(1, evaluations(folder, name) + 1):
         own = folder / f"{name} {number}"
         if read_scores(own)["total"].mean() >= aim:
@@ -160,6 +160,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--evaluations", type=int, default=4, help="of each loop")
     parser.add_argument("--train-seed", type=int, help="of the training; default: the clone's seed")
     parser.add_argument("--table", action="store_true", help="print the table of what is done; train nothing")
+    parser.add_argument("--against", default=DEFAULT, help="the loop that the others are compared with")
     parser.add_argument("--loops", nargs="+", default=[], help=f"LOOP@UPDATES; a loop of {', '.join(LOOPS)}")
     return parser.parse_args()
 
@@ -174,7 +175,7 @@ def main() -> None:
         folders.append(clone / RESULTS.with_name(f"{RESULTS.name}{own}"))
         if not arguments.table:
             train(clone, folders[-1], arguments, seed)
-    print(pd.Timestamp.now().strftime("%H:%M"), table(folders), sep="\n")
+    print(pd.Timestamp.now().strftime("%H:%M"), table(folders, arguments.against), sep="\n")
 
 
 if __name__ == "__main__":

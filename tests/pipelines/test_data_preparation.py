@@ -126,4 +126,5 @@ def test_a_second_preparation_removes_images_only_once_its_manifest_is_in_place(
 def test_missing_data_are_refused_before_anything_is_done(parameters, tmp_path):
     with pytest.raises(UserError, match="does not exist"):
         prepare_records(parameters.data, {}, draft_in(tmp_path))
-    assert all(path.name.startswith(".") for path in (tmp_path / FOLDER).iterdir()), "the empty draft goes with us"
+    (draft,) = (tmp_path / FOLDER).iterdir()  # It goes with the process.
+    assert (draft.name[0], draft.read_bytes()) == (".", b"")

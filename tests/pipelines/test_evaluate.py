@@ -38,6 +38,9 @@ def test_the_difference_is_that_of_pairs(painted: Project, capsys: pytest.Captur
         assert entry["optimised"]
         assert (entry["prompts"], entry["images"]) == ((3, 6) if split == "held_out" else (2, 4))
         assert entry["difference"] == pytest.approx(GAIN, abs=0.01)
+        # Equal gains: the exact lower bound of the share of prompts that gain is 0.025 ** (1 / prompts).
+        low = (2 * 0.025 ** (1 / entry["prompts"]) - 1) * entry["difference"]
+        assert (entry["ci_low"], entry["ci_high"]) == pytest.approx((low, entry["difference"]), abs=2e-3)
         assert entry["win_rate"] == 1
     assert [Path(folder).name for folder in evaluation["adapter"].split(", ")] == ["ar", "dit"]
     assert evaluation["training"]["best_step"] == 10

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _DRAFT = ".draft-"
-"""Between the final name and a number of its own: processes of two containers may have one number."""
+"""Separates the final name from a random number. A process id does not do: two containers may use the same one."""
 _drafts: dict[Path, int | None] = {}
 """Drafts of this process, which are removed when it ends, and the open files that lock them (`_lock`)."""
 _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)

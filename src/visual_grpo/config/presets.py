@@ -39,7 +39,7 @@ GUARDS = {"edge_density": {"weight": 0.0}, "colour_entropy": {"weight": 0.0}}
 _GUARDS_OF_VIDEOS = {name: {"weight": 0.0, "frames": "all"} for name in (*GUARDS, "exposure")} | {
     name: {"weight": 0.0} for name in ("motion", "flicker")
 }
-"""Guards of videos, added to those of pictures: they fall when videos stand still, flicker, or turn white or black."""
+"""Guards of videos. The ones that pictures lack fall when a video stands still, flickers, or turns white or black."""
 
 TARGET_JUDGE = "target_layout"
 """Added to rewards of records with target images where no judge is named (`operations.preflight`).

@@ -251,7 +251,7 @@ class Preparation:
 
 
 class _Earlier:
-    """What the accepted records have, with which later ones must not conflict."""
+    """Contents of the accepted records, with which later ones must not conflict."""
 
     def __init__(self) -> None:
         self._ids: set[str] = set()

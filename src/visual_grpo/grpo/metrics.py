@@ -130,7 +130,7 @@ def step_metrics(
 
 
 def _reward_metrics(scores: Sequence[Scores], config: GRPOConfig) -> dict[str, float]:
-    """What scored nothing in the step has no metric."""
+    """Returns means over the step; a reward or part that scored nothing has none."""
     group_size = config.group_size
     total, learned = torch.cat([s.total for s in scores]), torch.cat([combined_rewards(s, config) for s in scores])
     values = {

@@ -154,7 +154,7 @@ class DiffusersAdapter(Adapter):
     plain = "pipe.transformer.load_lora_adapter(folder, prefix=None, use_safetensors=True)"
     prefix: ClassVar[str] = ""
     tensor_prefix: ClassVar[str] = ""
-    """Prefixes of names in the file: those of its configuration, and those of its tensors."""
+    """``prefix`` begins the names of the configuration in the file, ``tensor_prefix`` those of the tensors."""
     parts: ClassVar[Mapping[str, str]] = {}
     """Name of a layer, within its block -> its name in the file; the others have the same name there."""
 

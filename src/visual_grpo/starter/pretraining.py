@@ -87,15 +87,14 @@ def write_once(
 
 def _require_own(folder: Path) -> None:
     """Raises UserError if replacing ``folder`` would delete files of the user."""
-    if folder.exists() and not (folder / STARTER).is_file() and (others := _names(folder)):
+    if not folder.exists() or (folder / STARTER).is_file():
+        return
+    if others := sorted(path.name for path in folder.iterdir()) if folder.is_dir() else ["a file"]:
         raise UserError(
-            f"The starter would replace {folder}, which it has not written: there is {', '.join(others)}. Name a new or"
-            " an empty folder by starter.dataset or starter.model. To train on the folder, set data.path or model.path."
+            f"The starter would replace {folder}, which it has not written: there is {', '.join(others[:_SHOWN])}. Name"
+            " a new or an empty folder by starter.dataset or starter.model. To train on the folder, set data.path or"
+            " model.path."
         )
-
-
-def _names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())[:_SHOWN] if folder.is_dir() else ["a file"]
 
 
 def write_dataset(

@@ -1,4 +1,4 @@
-"""What is known of a command: command, commit, uncommitted changes, DVC hashes, versions of libraries.
+"""Facts of a command: its line, commit, uncommitted changes, DVC hashes, versions of libraries.
 
 A node gets it as a `RunContext`, and asks neither git nor DVC nor MLflow itself.
 """
@@ -34,7 +34,7 @@ _DVC = "dvc."
 
 @dataclass(frozen=True)
 class RunContext:
-    """What a node may know of its command: the project's folder and the MLflow run (by default none)."""
+    """The context that a node may read: the project's folder and the MLflow run (by default none)."""
 
     project: Path = field(default_factory=Path.cwd)
     tracker: Tracker = field(default_factory=Tracker)

@@ -43,7 +43,7 @@ def plain_guidance(scale: float) -> dict[str, Any]:
 
 
 class QwenImageEditOptions(Strict):
-    """Without the length of a prompt: an edit's is not cut."""
+    """Options of the editing models, which cut no prompt and so need no length."""
 
     negative_prompt: str = Field(" ", description="what guidance steers away from")
     unconditional_gradient: bool = Field(True, description="train through both branches of the guidance")

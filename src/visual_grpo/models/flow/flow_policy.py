@@ -47,7 +47,7 @@ class FlowTrajectory(Generic[C]):
     states: Tensor
     """[B, S, C, h, w], like the next two: the transformer's input, the state before a step or a noised sample."""
     next_states: Tensor
-    """What is scored: the state after the step, or the target of the velocity."""
+    """The scored value: the state after the step, or the target of the velocity."""
     means: Tensor
     """Where its distribution was centred: the mean of the transition, or the velocity."""
     shared_prefix: int

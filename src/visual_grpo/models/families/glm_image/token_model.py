@@ -59,7 +59,7 @@ class GlmImageTokens:
         return weight[: self.codebook]
 
     def sampler(self, settings: SamplerConfig) -> TokenSampler:
-        """As its pipeline, which always samples."""
+        """Returns the model's sampler. Its pipeline always samples."""
         return TokenSampler.of(settings, self.network.generation_config, do_sample=True)
 
     def samples(
