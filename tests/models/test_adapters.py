@@ -184,8 +184,9 @@ def test_a_module_without_an_adapter_is_named(pipeline_folder: Path) -> None:
         (lambda folder: configured(folder, megatron_core="evil.core"), "its configuration sets megatron_core"),
         (lambda folder: configured(folder, alpha_pattern={"q_proj": 5}), "its configuration sets alpha_pattern"),
         (lambda folder: configured(folder, r="x"), "its r, lora_alpha and target_modules are 'x'"),
+        (lambda folder: configured(folder, init_lora_weights="pissa"), "its configuration sets init_lora_weights"),
     ],
-    ids=["a pickle", "adapters of adapters", "a module", "other scales", "no rank"],
+    ids=["a pickle", "adapters of adapters", "a module", "other scales", "no rank", "of changed base weights"],
 )
 def test_peft_reads_nothing_but_a_plain_lora_in_safetensors(
     pipeline_folder: Path, tmp_path: Path, change: Callable[[Path], object], said: str
@@ -195,6 +196,28 @@ def test_peft_reads_nothing_but_a_plain_lora_in_safetensors(
     change(tmp_path / "ar")
     with pytest.raises(UserError, match=said):
         load_model(str(pipeline_folder), size=SIZE, device="cpu").adapters.load(tmp_path, ["ar"])
+
+
+@pytest.mark.parametrize(
+    "stated",
+    [
+        *({"init_lora_weights": value} for value in (False, "gaussian", "orthogonal", "mica")),
+        {"init_lora_weights": "eva", "eva_config": {"rho": 1.0}},
+    ],
+    ids=lambda stated: str(stated["init_lora_weights"]),
+)
+def test_a_trained_adapter_is_the_same_however_it_began(
+    pipeline_folder: Path, tmp_path: Path, stated: dict[str, Any]
+) -> None:
+    adapters = both(pipeline_folder)
+    draw_weights(adapters)
+    adapters.save(tmp_path)
+    configured(tmp_path / "ar", **stated)
+    loaded = load_model(str(pipeline_folder), size=SIZE, device="cpu").adapters
+    loaded.load(tmp_path, ["ar"])
+    expected, found = effects(adapters), effects(loaded)
+    assert found.keys() == {name for name in expected if name.startswith("ar/")}
+    assert all(torch.equal(value, expected[name]) for name, value in found.items())
 
 
 def configured(folder: Path, **changes: Any) -> None:

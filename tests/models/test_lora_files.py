@@ -104,11 +104,12 @@ def write(name: str, pipeline: Any, file: Path) -> Path:
     transformer, generator = pipeline.transformer, torch.Generator().manual_seed(2)
     if program == "diffusers":
         layers = [layer for layer, _ in FILES[name]()]
-        transformer.add_adapter(LoraConfig(r=RANK, lora_alpha=int(ALPHA), target_modules=layers))
+        config = LoraConfig(r=RANK, lora_alpha=int(ALPHA), target_modules=layers, init_lora_weights="gaussian")
+        transformer.add_adapter(config)  # As diffusers' training scripts do.
         for parameter in (p for p in transformer.parameters() if p.requires_grad):
             torch.nn.init.normal_(parameter, std=0.25, generator=generator)
-        config = transformer.peft_config["default"].to_dict() | {"target_modules": sorted(layers)}
-        told = {key: value for key, value in config.items() if isinstance(value, int | float | str | list | bool)}
+        stated = transformer.peft_config["default"].to_dict() | {"target_modules": sorted(layers)}
+        told = {key: value for key, value in stated.items() if isinstance(value, int | float | str | list | bool)}
         pipeline.save_lora_weights(
             file.parent,
             transformer_lora_layers=get_peft_model_state_dict(transformer),

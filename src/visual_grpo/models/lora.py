@@ -33,9 +33,12 @@ T = TypeVar("T")
 _DIFFUSERS_CONFIG = "lora_adapter_metadata"
 _PLAIN = {
     *("r", "lora_alpha", "target_modules", "lora_dropout", "peft_type", "task_type", "inference_mode"),
-    *("auto_mapping", "base_model_name_or_path", "revision", "peft_version"),
+    *("auto_mapping", "base_model_name_or_path", "revision", "peft_version", "eva_config"),
 }
 """Keys of peft's configuration that a plain LoRA may set."""
+_BASE_KEPT = ("gaussian", "orthogonal", "eva", "mica")
+"""Values of init_lora_weights that decide how A and B begin, and leave the base weights as they are: of the others
+(pissa, olora, corda, loftq, lora_ga), a file is a difference from weights that only its training had."""
 _BLOCK = re.compile(r"blocks\.\d+\.")
 _UNUSABLE = (OSError, ValueError, RuntimeError, TypeError, AttributeError, LookupError)
 
@@ -294,6 +297,8 @@ def _loading(folder: Path, file: str) -> Iterator[None]:
 def require_plain(stated: Mapping[str, Any]) -> None:
     """Raises ValueError unless peft's configuration is a plain LoRA: other kinds import modules or read files."""
     usual = LoraConfig().to_dict()
+    if stated.get("init_lora_weights") in _BASE_KEPT:
+        usual["init_lora_weights"] = stated["init_lora_weights"]
     other = [name for name, value in stated.items() if name not in _PLAIN and value and value != usual.get(name)]
     if other:
         raise ValueError(f"its configuration sets {', '.join(sorted(other))}; expected a LoRA without")
