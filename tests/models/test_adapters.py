@@ -138,26 +138,34 @@ def test_each_module_has_parameters_of_its_own(pipeline_folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("targets", "complaint"),
+    ("module", "targets", "complaint"),
     [
         (
+            "dit",
             ["to_q", "to_x"],
             r"target_modules .*: 'to_x' names no layer of GlmImageTransformer2DModel; .* It has attn1\.to_k",
         ),
         (
+            "ar",
             ["embeddings"],
             r"'embeddings' names model\.visual\.embeddings \(\w+\) of GlmImageFor\w+; expected a list of ends",
         ),
-        ("to_q", r"'to_q' names no layer .* or a regular expression of whole names\."),
-        ("(", "'\\(' is not a valid regular expression: missing \\)"),
-        ([], "'' names no layer"),
+        (
+            "ar",
+            ["q_proj", "lm_head"],
+            r"'lm_head' names lm_head \(Linear\) .* in model\.language_model, .*\.\*q_proj\.",
+        ),
+        ("ar", r".*visual.*qkv", r"names model\.visual\.\S+qkv \(Linear\) .* It has mlp\.down_proj, .*v_proj\."),
+        ("dit", "to_q", r"'to_q' names no layer .* or a regular expression of whole names\."),
+        ("dit", "(", "'\\(' is not a valid regular expression: missing \\)"),
+        ("dit", [], "'' names no layer"),
+        ("dit", ["all-linear"], "'all-linear' names no layer"),
     ],
 )
-def test_target_modules_that_are_no_linear_layers_are_refused(
-    pipeline_folder: Path, targets: Any, complaint: str
+def test_target_modules_that_are_no_trained_linear_layers_are_refused(
+    pipeline_folder: Path, module: str, targets: Any, complaint: str
 ) -> None:
     adapters = load_model(str(pipeline_folder), size=SIZE, device="cpu").adapters
-    module = "ar" if targets == ["embeddings"] else "dit"
     with pytest.raises(UserError, match=complaint):
         adapters.attach({module: LoraParams(target_modules=targets)}, 0)
     adapters.attach({"dit": LoraParams(target_modules=["to_q", "ff.net.2"])}, 0)
@@ -185,8 +193,16 @@ def test_a_module_without_an_adapter_is_named(pipeline_folder: Path) -> None:
         (lambda folder: configured(folder, alpha_pattern={"q_proj": 5}), "its configuration sets alpha_pattern"),
         (lambda folder: configured(folder, r="x"), "its r, lora_alpha and target_modules are 'x'"),
         (lambda folder: configured(folder, init_lora_weights="pissa"), "its configuration sets init_lora_weights"),
+        (lambda folder: with_tensor(folder, "lm_head.lora_A.weight"), r"changes the output head .*lm_head\.lora_A"),
+        (
+            lambda folder: with_tensor(folder, "model.embed_tokens.lora_embedding_A"),
+            r"or the embeddings .*embed_tokens",
+        ),
     ],
-    ids=["a pickle", "adapters of adapters", "a module", "other scales", "no rank", "of changed base weights"],
+    ids=[
+        *("a pickle", "adapters of adapters", "a module", "other scales", "no rank", "of changed base weights"),
+        *("of the output head", "of the embeddings"),
+    ],
 )
 def test_peft_reads_nothing_but_a_plain_lora_in_safetensors(
     pipeline_folder: Path, tmp_path: Path, change: Callable[[Path], object], said: str
@@ -218,6 +234,11 @@ def test_a_trained_adapter_is_the_same_however_it_began(
     expected, found = effects(adapters), effects(loaded)
     assert found.keys() == {name for name in expected if name.startswith("ar/")}
     assert all(torch.equal(value, expected[name]) for name, value in found.items())
+
+
+def with_tensor(folder: Path, name: str) -> None:
+    file = folder / "adapter_model.safetensors"
+    save_file(load_file(file) | {f"base_model.model.{name}": torch.ones(1)}, file)
 
 
 def configured(folder: Path, **changes: Any) -> None:

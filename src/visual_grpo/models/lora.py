@@ -50,6 +50,8 @@ class Adapter(ABC):
     """The name of the file of saved weights."""
     plain: ClassVar[str]
     """A line that loads the folder ``folder`` without this package."""
+    within: ClassVar[str] = ""
+    """The part of the model that a policy runs with the adapter; "" = all of it."""
 
     def __init__(self, model: Any) -> None:
         self.model = model
@@ -63,8 +65,7 @@ class Adapter(ABC):
         ``seed``; torch's own generator is left unchanged.
         """
         if params.target_modules is not None:
-            targets = params.target_modules
-            _check_targets(base, targets)
+            targets = _checked_targets(base, params.target_modules, cls.within)
         config = LoraConfig(r=params.rank, lora_alpha=params.alpha, lora_dropout=0.0, target_modules=targets)
         base.requires_grad_(False)
         with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
@@ -131,6 +132,7 @@ class PeftAdapter(Adapter):
 
     file = "adapter_model.safetensors"
     plain = "peft.PeftModel.from_pretrained(model, folder)  # of GLM-Image: pipe.vision_language_encoder"
+    within = "model.language_model"
 
     @classmethod
     def _add(cls, base: Any, config: LoraConfig) -> Self:
@@ -144,6 +146,9 @@ class PeftAdapter(Adapter):
             if stated.get("peft_type") != "LORA":  # Other kinds name further adapters, which may be on the hub.
                 raise ValueError(f"its peft_type is {stated.get('peft_type')!r}; expected LORA")
             require_plain(stated)
+            # Policies of tokens read neither through a LoRA (`TokenModel.head`, `fast_lora`).
+            if unread := [name for name in cls.saved(folder) if ".lm_head." in name or ".lora_embedding_" in name]:
+                raise ValueError(f"it changes the output head or the embeddings ({unread[0]})")
             return cls(PeftModel.from_pretrained(base, str(folder)))
 
     def save(self, folder: Path | str) -> None:
@@ -255,14 +260,17 @@ class AdapterPolicy(Policy[T]):
         follow_umask(Path(folder) / self.adapter.file)
 
 
-def _check_targets(base: nn.Module, targets: str | list[str]) -> None:
-    """Raises UserError unless each of the ``targets`` of a user names layers of ``base``, and only Linear ones."""
-    linear = {name for name, layer in base.named_modules() if isinstance(layer, nn.Linear)}
+def _checked_targets(base: nn.Module, targets: str | list[str], within: str) -> str | list[str]:
+    """Returns the ``targets`` of a user; in place of all-linear the layers ``within`` a part of ``base``.
+
+    Raises UserError unless each names layers of ``base``, and only Linear ones within that part.
+    """
+    linear = {name for name, layer in base.named_modules() if isinstance(layer, nn.Linear) and name.startswith(within)}
+    if targets == INCLUDE_LINEAR_LAYERS_SHORTHAND:
+        return sorted(linear) if within else targets
     # As a target: without the number of its block.
     known = sorted({re.sub(r"^.*?\.\d+\.", "", name) for name in linear})
     for target in [targets] if isinstance(targets, str) else targets or [""]:
-        if target == INCLUDE_LINEAR_LAYERS_SHORTHAND:
-            continue
         config = LoraConfig(target_modules=target if isinstance(targets, str) else [target])
         try:
             found = {
@@ -275,12 +283,14 @@ def _check_targets(base: nn.Module, targets: str | list[str]) -> None:
         other = next((name for name in found if name not in linear), None)
         if other is None and found:
             continue
+        part, pattern = (f" in {within}", f", such as {within}.*q_proj") if within else ("", "")
         is_what = "no layer" if other is None else f"{other} ({type(found[other]).__name__})"
         raise UserError(
             f"policy.lora.target_modules (or modules.NAME.lora): {target!r} names {is_what} of {type(base).__name__};"
-            " expected a list of ends of names of Linear layers, or a regular expression of whole names."
-            f" It has {', '.join(known)}."
+            f" expected a list of ends of names of Linear layers{part}, or a regular expression of whole names"
+            f"{pattern}. It has {', '.join(known)}."
         )
+    return targets
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from tests.models.families.qwen2_5_vl.tiny import save_qwen2_5_vl, save_qwen3_vl
 from tests.models.token_policies import CapturedOnCpu
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import PromptRecord
-from visual_grpo.config import GRPOConfig, PolicyConfig, SamplerConfig
+from visual_grpo.config import GRPOConfig, LoraParams, PolicyConfig, SamplerConfig
 from visual_grpo.grpo.trainer import GRPOTrainer
 from visual_grpo.models.families.qwen2_5_vl import AnswerModel, EncodedQueries
 from visual_grpo.models.model import Model
@@ -123,8 +123,11 @@ def test_sampling_agrees_with_the_models_own_forward(folder: Path, records: list
     assert (blind - got.log_probs)[got.mask].abs().max() > 0.1
 
 
-def test_one_step_moves_every_lora_matrix_and_nothing_else(folder: Path, records: list[PromptRecord]) -> None:
-    policy = policy_of(folder)  # B is not 0: a fresh A has no gradient yet
+@pytest.mark.parametrize("targets", [None, "all-linear"])
+def test_one_step_moves_every_lora_matrix_and_nothing_else(
+    folder: Path, records: list[PromptRecord], targets: str | None
+) -> None:
+    policy = policy_of(folder, lora=LoraParams(target_modules=targets))  # B is not 0: a fresh A has no gradient yet
     model = answers_of(policy).network
     before = {name: value.clone() for name, value in model.named_parameters()}
     rewards = RewardSet({"length": (lambda prompts, samples: [float(len(s.text)) for s in samples], 1.0)})
