@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig
 from peft.tuners.lora import LoraLayer
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
@@ -257,7 +258,9 @@ def test_the_base_model_that_an_adapter_names_is_not_looked_up(
     file = tmp_path / "dit/pytorch_lora_weights.safetensors"
     with safe_open(file, framework="pt") as opened:
         metadata = opened.metadata()
-    stated = json.loads(metadata["lora_adapter_metadata"]) | {"base_model_name_or_path": "attacker/repository"}
+    stated = json.loads(metadata["lora_adapter_metadata"])
+    assert stated.keys() == {"r", "lora_alpha", "target_modules"}, "what every version of peft reads"
+    stated = LoraConfig().to_dict() | stated | {"base_model_name_or_path": "attacker/repository"}
     save_file(load_file(file), file, metadata={"lora_adapter_metadata": json.dumps(stated)})
     loaded = load_model(str(pipeline_folder), size=SIZE, device="cpu").adapters
     loaded.load(tmp_path, ["ar", "dit"])

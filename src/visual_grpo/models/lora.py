@@ -204,11 +204,12 @@ class DiffusersAdapter(Adapter):
 
     def save(self, folder: Path | str) -> None:
         """Gives the file alpha equal to the rank, with the scale in B: what does not read the configuration, as
-        ComfyUI, takes alpha to be the rank. Equal adapters are equal files: diffusers writes several entries of
-        metadata, and the names in a set, in any order."""
+        ComfyUI, takes alpha to be the rank. It names no default of peft's, which an earlier peft may not know. Equal
+        adapters are equal files: diffusers writes several entries of metadata, and the names in a set, in any order."""
         self.model.save_lora_adapter(str(folder))
         file = Path(folder) / self.file
-        config = _config(file)
+        usual = LoraConfig().to_dict() | {"r": None, "lora_alpha": None}
+        config = {name: value for name, value in _config(file).items() if value != usual.get(name)}
         tensors = _scaled(load_file(file), _scale(config))
         config["lora_alpha"] = config["r"]
         if isinstance(config["target_modules"], list):
