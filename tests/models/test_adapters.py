@@ -92,6 +92,25 @@ def test_saved_adapters_load_into_their_modules(pipeline_folder: Path, tmp_path:
     assert everything.state().keys() == state.keys()
 
 
+def test_an_adapter_replaces_the_one_before(pipeline_folder: Path, tmp_path: Path) -> None:
+    model = load_model(str(pipeline_folder), size=SIZE, train=["ar", "dit"], device="cpu")
+    adapters, few = (
+        model.adapters,
+        {"ar": LoraParams(target_modules=["q_proj"]), "dit": LoraParams(target_modules=["to_q"])},
+    )
+    adapters.attach(few, 0)
+    draw_weights(adapters)
+    adapters.save(tmp_path)
+    expected = effects(adapters)
+    assert {name.rpartition(".")[2] for name in expected} == {"q_proj", "to_q"}
+    for module in few:
+        adapters.attach({module: LoraParams()}, 0)
+    adapters.load(tmp_path)
+    found = effects(adapters)
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(value, expected[name]) for name, value in found.items())
+
+
 @pytest.mark.parametrize("module", ["ar", "dit"])
 def test_what_a_policy_saves_is_loaded_again(pipeline_folder: Path, tmp_path: Path, module: str) -> None:
     policy = load_policy(str(pipeline_folder), module=module, size=SIZE, device="cpu")

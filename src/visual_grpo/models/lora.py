@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
 import torch
+from diffusers.utils import recurse_remove_peft_layers
 from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
 from peft.tuners.tuners_utils import check_target_module_exists
 from peft.utils.constants import INCLUDE_LINEAR_LAYERS_SHORTHAND
@@ -64,6 +65,7 @@ class Adapter(ABC):
         ``targets`` are the modules that get one where ``params`` does not name them. A's initial values come from
         ``seed``; torch's own generator is left unchanged.
         """
+        _remove_adapter(base)
         if params.target_modules is not None:
             targets = _checked_targets(base, params.target_modules, cls.within)
         config = LoraConfig(r=params.rank, lora_alpha=params.alpha, lora_dropout=0.0, target_modules=targets)
@@ -149,6 +151,7 @@ class PeftAdapter(Adapter):
             # Policies of tokens read neither through a LoRA (`TokenModel.head`, `fast_lora`).
             if unread := [name for name in cls.saved(folder) if ".lm_head." in name or ".lora_embedding_" in name]:
                 raise ValueError(f"it changes the output head or the embeddings ({unread[0]})")
+            _remove_adapter(base)
             return cls(PeftModel.from_pretrained(base, str(folder)))
 
     def save(self, folder: Path | str) -> None:
@@ -176,6 +179,7 @@ class DiffusersAdapter(Adapter):
         with _loading(folder, cls.file):
             config = {name.removeprefix(cls.prefix): value for name, value in _config(folder / cls.file).items()}
             require_plain(config)
+            _remove_adapter(base)
             base.load_lora_adapter(cls.saved(folder), prefix=None, adapter_name="default", metadata=config)
             if not hasattr(base, "peft_config"):  # diffusers only warns where it finds nothing.
                 raise ValueError("it has no tensors for this module")
@@ -259,6 +263,14 @@ class AdapterPolicy(Policy[T]):
     def save_adapter(self, folder: Path | str) -> None:
         self.adapter.save(folder)
         follow_umask(Path(folder) / self.adapter.file)
+
+
+def _remove_adapter(base: Any) -> None:
+    """Leaves ``base`` without an earlier LoRA: diffusers replaces none, and peft only the layers of the new one."""
+    if hasattr(base, "peft_config"):
+        recurse_remove_peft_layers(base)
+        del base.peft_config
+        base._hf_peft_config_loaded = False  # Which diffusers asks before it looks for peft_config.
 
 
 def _checked_targets(base: nn.Module, targets: str | list[str], within: str) -> str | list[str]:
