@@ -32,7 +32,7 @@ from visual_grpo.data.datasets import FolderDataset
 from visual_grpo.grpo.trainer import GRPOTrainer
 from visual_grpo.hooks.parameters import RUN_SPEC, ParameterHooks
 from visual_grpo.models.family import find_family
-from visual_grpo.models.lora_files import read_lora, start_from
+from visual_grpo.models.lora_files import read_lora, require_layers, start_from
 from visual_grpo.models.lora_fit import require_startable
 from visual_grpo.models.model import Model
 from visual_grpo.models.run_spec import RunSpec, resolve
@@ -264,6 +264,21 @@ def test_what_is_no_lora_of_this_model_is_refused(
     with pytest.raises(UserError, match=said) as told:
         require_startable(spec_of(base, rank=8), tmp_path / "other.safetensors")
     assert "\n" not in str(told.value)
+
+
+def test_names_that_diffusers_does_not_convert_are_not_taken_for_a_different_model(tmp_path: Path) -> None:
+    """OneTrainer's of FLUX.1, which diffusers does not read either: it makes one layer of all that it does not know."""
+    transformer, tensors = CASES["flux"][0]().transformer, {}
+    for name in ("attn.to_q", "ff.net.0.proj"):
+        layer = transformer.get_submodule(f"transformer_blocks.0.{name}")
+        start = f"lora_transformer_transformer_blocks_0_{name.replace('.', '_')}"
+        tensors[f"{start}.lora_down.weight"] = torch.ones(RANK, layer.in_features)
+        tensors[f"{start}.lora_up.weight"] = torch.ones(layer.out_features, RANK)
+        tensors[f"{start}.alpha"] = torch.tensor(ALPHA)
+    save_file(tensors, tmp_path / "theirs.safetensors")
+    lora = read_lora("FluxPipeline", tmp_path / "theirs.safetensors")
+    with pytest.raises(UserError, match=r"names that diffusers does not convert: transformer_blocks\.0 is a Flux"):
+        require_layers(transformer, lora)
 
 
 def test_a_damaged_file_a_pattern_of_scales_and_a_family_without_files_are_refused(

@@ -126,14 +126,16 @@ def start_from(adapter: Adapter, lora: LoraFile) -> None:
 
 
 def require_layers(network: nn.Module, lora: LoraFile) -> None:
-    """Raises UserError where ``lora`` is of a different model."""
+    """Raises UserError where ``lora`` is of a different model, or its names were not converted to those of layers."""
     for name, (down, up) in lora.layers.items():
         try:
             layer: Any = network.get_submodule(name)
-            expected = layer.in_features, layer.out_features
         except AttributeError as error:
             raise UserError(f"{lora} is of a different model: {type(network).__name__} has no layer {name}.") from error
-        found = down.shape[1], len(up)
+        if not hasattr(layer, "in_features"):
+            kind = type(layer).__name__
+            raise UserError(f"{lora} has names that diffusers does not convert: {name} is a {kind}. {_ONLY}")
+        expected, found = (layer.in_features, layer.out_features), (down.shape[1], len(up))
         if found != expected:
             raise UserError(
                 f"{lora} is of a different model: its layer {name} has {found[0]} inputs and {found[1]} outputs, that"
