@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 import types
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -15,7 +16,7 @@ from tests.models.families.test_flow_families import CASES, SIZE
 from visual_grpo.common.errors import UserError
 from visual_grpo.config import ModelConfig, PolicyConfig, Task
 from visual_grpo.models import families
-from visual_grpo.models.family import Family
+from visual_grpo.models.family import Family, find_family
 from visual_grpo.models.family_check import check_before_training, check_family
 from visual_grpo.models.module import ModelSettings
 from visual_grpo.models.run_spec import options_of
@@ -135,6 +136,25 @@ def test_a_mixed_family_is_compared_with_and_without_sources(tmp_path: Path) -> 
     pipeline, settings = build(), ModelSettings(size=SIZE, policy=PolicyConfig(), options=options_of(family, options))
     with pytest.raises(UserError, match=r"latents, guidance 4, 1 prompt, 2 sources: "):
         check_before_training(family, pipeline, family.build(pipeline, settings), settings, "mixed", 4.0, "float32")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, r"must be at least 64px\Z"),
+        ({"plain_guidance": lambda scale: {"scale": scale}}, r"unexpected keyword argument 'scale'\nIts call needs"),
+    ],
+    ids=["a size", "an argument"],
+)
+def test_only_a_call_with_other_arguments_names_those_that_it_needs(changes: dict[str, Any], said: str) -> None:
+    family, (build, options) = replace(find_family("flux2_klein"), **changes), CASES["flux2_klein"]
+    pipeline, settings = (
+        build(),
+        ModelSettings(size=(32, 64), policy=PolicyConfig(), options=options_of(family, options)),
+    )
+    built = family.build(pipeline, settings)
+    with pytest.raises(UserError, match=said):
+        check_before_training(family, pipeline, built, settings, "i2i", 4.0, "float32")
 
 
 def test_velocities_of_another_shape_are_refused(tmp_path: Path) -> None:

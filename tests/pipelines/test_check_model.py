@@ -38,6 +38,22 @@ def test_a_model_is_checked_at_a_size_that_is_not_square(folder: Path, capsys: p
     assert "The family flux generates, replays and saves what its pipeline does." in shown
 
 
+@pytest.mark.parametrize(
+    ("environment", "side", "size"),
+    [("flux2_klein", 64, (96, 64)), ("flux2_klein", 96, (96, 64)), ("flux", 32, (64, 32))],
+)
+def test_a_small_size_is_not_square_and_one_that_a_source_may_have(
+    environment: str, side: int, size: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[tuple[int, int]] = []
+    monkeypatch.setattr("visual_grpo.pipelines.check_model.check_family", lambda *given: sizes.append(given[3]) or [])
+    config = asked("unused", environment, family=environment)
+    data = config.data.model_copy(update={"height": side, "width": side})
+    spec = resolve(config.model_copy(update={"data": data}))
+    check(spec)
+    assert sizes == [size]
+
+
 def test_a_difference_ends_the_command_with_where_to_look() -> None:
     row = {"name": "pixels", "difference": None, "limit": 0, "hint": "pixels: their scale", "passed": False}
     with pytest.raises(

@@ -35,6 +35,12 @@ class PlainRun:
     """[B, 3, H, W] uint8; of videos [B, F, 3, H, W]."""
 
 
+_CALL = (
+    "\nIts call needs the arguments prompt, height, width, num_inference_steps, generator and output_type, those that"
+    " Family.plain_guidance gives, and no further required ones (image, for edits)."
+)
+
+
 @torch.no_grad()
 def run_plain(
     family: Family,
@@ -65,10 +71,9 @@ def run_plain(
                     **arguments,
                 )[0]  # Images, or the frames of videos.
             except (TypeError, ValueError) as error:
+                needs = _CALL if isinstance(error, TypeError) else ""
                 raise UserError(
-                    f"{type(pipeline).__name__} cannot be called for the check of {family.name}: {error}\nIts call"
-                    " needs the arguments prompt, height, width, num_inference_steps, generator and output_type, those"
-                    " that Family.plain_guidance gives, and no further required ones (image, for edits)."
+                    f"{type(pipeline).__name__} cannot be called for the check of {family.name}: {error}{needs}"
                 ) from error
         firsts.append(states[0])
         lasts.append(states[-1])

@@ -28,6 +28,8 @@ def create_pipeline() -> Pipeline:
 
 _LARGEST, _CELL = 512, 32
 """Pixels of a side, and what its length is a multiple of."""
+_LEAST_SOURCE = 64
+"""Pixels of a side of the smallest source that FLUX.2's pipeline takes."""
 _GUIDANCE = 4.0
 """Used if the eval sampler has none."""
 
@@ -36,8 +38,10 @@ def check(spec: RunSpec) -> dict[str, Any]:
     """Runs the checks at a size that is not square and prints them as a table; returns JSON."""
     parameters, model, data = spec.config, spec.model, spec.config.data
     torch.set_num_threads(parameters.model.threads)
-    height, width = (min(side, _LARGEST) // _CELL * _CELL for side in (data.height, data.width))
-    size = (height, max(width // 2 // _CELL * _CELL, _CELL))
+    least = _LEAST_SOURCE if "i2i" in spec.family.tasks else _CELL
+    sides = min(data.height, _LARGEST), min(data.width, _LARGEST) // 2
+    height, width = (max(side // _CELL * _CELL, least) for side in sides)
+    size = (height + _CELL * (height == width), width)
     scale = parameters.sampling.eval.guidance_scale or 0
     with hidden_progress_bars():
         findings = check_family(
