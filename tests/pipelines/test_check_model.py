@@ -45,13 +45,10 @@ def test_a_model_is_checked_at_a_size_that_is_not_square(folder: Path, capsys: p
 def test_a_small_size_is_not_square_and_one_that_a_source_may_have(
     environment: str, side: int, size: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sizes: list[tuple[int, int]] = []
-    monkeypatch.setattr("visual_grpo.pipelines.check_model.check_family", lambda *given: sizes.append(given[3]) or [])
+    monkeypatch.setattr("visual_grpo.pipelines.check_model.check_family", lambda *_: [])
     config = asked("unused", environment, family=environment)
     data = config.data.model_copy(update={"height": side, "width": side})
-    spec = resolve(config.model_copy(update={"data": data}))
-    check(spec)
-    assert sizes == [size]
+    assert check(resolve(config.model_copy(update={"data": data})))["size"] == size
 
 
 def test_a_difference_ends_the_command_with_where_to_look() -> None:
