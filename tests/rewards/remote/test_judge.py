@@ -113,6 +113,7 @@ def test_what_is_no_chat_completion_is_refused(completion: Any) -> None:
         ("Score: 6\nTo reach a score of 10 the hands would have to be right.", 6.0),
         ("Score: 6\nRating scale: 1 = bad, 10 = perfect", 6.0),
         ("2 heads and 5 legs: I give a score of 3.", 3.0),
+        ("Score: 1,5", 1.5),
         ("A score of 6. To reach a score of 10, the hands would have to be right.", math.nan),
         *(
             (text, math.nan)
