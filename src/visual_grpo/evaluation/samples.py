@@ -236,8 +236,8 @@ def _can_be_scored(scorer: RewardSet, batch: Sequence[Request]) -> bool:
 
 def _check_any_scored(table: pd.DataFrame) -> None:
     if table["total"].isna().all():
-        rewards = table.filter(regex="^reward/")
-        unscored = [name.removeprefix("reward/") for name in rewards if rewards[name].isna().all()]
+        empty = table.filter(regex="^reward/").isna().all()
+        unscored = empty[empty].index.str.removeprefix("reward/")
         raise UserError(
             f"none of {len(table)} samples could be scored, so that nothing could be compared;"
             f" unscored were: {', '.join(unscored)}"
