@@ -165,8 +165,8 @@ class AnswerModel:
 
 
 _AS_TEXT = {"tokenize": False, "add_generation_prompt": True}
-_THOUSANDTHS = 1000
-"""Qwen3-VL writes coordinates relative to the image, from 0 to 1000 (its report, arXiv 2511.21631)."""
+_THOUSANDTHS = 1001
+"""Qwen3-VL writes coordinates relative to the image, from 0 to 1000 (its report, arXiv 2511.21631): 1001 places."""
 
 
 def _is_qwen3(network: Any) -> bool:

@@ -171,7 +171,7 @@ def test_frames_are_what_the_processor_made_of_the_images(folder: Path, records:
     samples = whole.generate(records, [1, 2, 3], GREEDY)
     inputs = answers_of(whole).processed(records)
     if answers_of(whole).network.config.model_type == "qwen3_vl":
-        assert [sample.frame for sample in samples] == [(1000, 1000)] * 3
+        assert [sample.frame for sample in samples] == [(1001, 1001)] * 3
         return
     assert [sample.frame for sample in samples] == [
         (8 * rows, 8 * columns) for _, rows, columns in inputs["image_grid_thw"].tolist()
