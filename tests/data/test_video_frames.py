@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.data.clips import GREYS, clip
+from tests.data.clips import GREYS, clip, frames
 from tests.data.making import data_config, jsonl, picture, prepare
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import VideoSample
@@ -90,6 +89,27 @@ def test_a_table_names_videos(tmp_path: Path) -> None:
         assert len(greys(record.target_image)) == 5
 
 
+def pages(file: Path) -> None:
+    first, *others = frames()
+    first.save(file, save_all=True, append_images=others)
+
+
+@pytest.mark.parametrize("suffix", [".gif", ".png", ".webp", ".avif"])
+@pytest.mark.parametrize(
+    ("milliseconds", "shown"),
+    [([100, 0, 10, 20, 100, 100], (0, 1, 2, 4, 5)), ([0] * 11, (0, 1, 2, 3, 4)), ([20] * 11, (1, 6))],
+    ids=["mixed", "none", "short"],
+)
+def test_frames_of_hardly_any_time_are_shown_as_browsers_show_them(
+    tmp_path: Path, suffix: str, milliseconds: list[int], shown: tuple[int, ...]
+) -> None:
+    first, *others = frames(GREYS[: len(milliseconds)])
+    file = tmp_path / f"cat{suffix}"
+    first.save(file, save_all=True, append_images=others, duration=milliseconds, loop=0)
+    found = read_clip(file, data_config(tmp_path, frames=len(shown), fps=10)).pictures
+    assert [int(np.asarray(each)[0, 0, 0]) for each in found] == pytest.approx([GREYS[row] for row in shown], abs=4)
+
+
 BAD: dict[str, tuple[Callable[[Path], object], str]] = {
     "a still image": (lambda folder: picture(folder / "cat.png"), "cat.png is a still image, and data.frames asks for"),
     "a short video": (
@@ -98,8 +118,8 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "a slow video": (lambda folder: clip(folder / "cat.mp4", fps=1), "cat.mp4 shows one picture for the 0.625 s"),
     "frames without times": (
-        lambda folder: clip(folder / "cat.gif", fps=math.inf),
-        "the 11 frames of cat.gif have no times. Write it with times",
+        lambda folder: pages(folder / "cat.tif"),
+        "the 11 frames of cat.tif have no times. Write it with times",
     ),
     "one frame": (lambda folder: clip(folder / "cat.mp4", GREYS[:1]), "cat.mp4 has 1 frame at 8 a second"),
     "an empty folder": (

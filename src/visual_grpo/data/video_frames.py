@@ -18,13 +18,15 @@ from PIL import Image
 
 from visual_grpo.common.digests import file_digest
 from visual_grpo.common.errors import counted
-from visual_grpo.common.images import ImageError, read_image, read_size
+from visual_grpo.common.images import ImageError, opened, read_image, read_size
 from visual_grpo.common.videos import animated
 from visual_grpo.config import DataConfig
 from visual_grpo.data.media import is_video, is_video_content
 from visual_grpo.data.record import LFS_REMEDY, EmbeddedImage, Original, Rejected, is_image_name, is_lfs_pointer
 
 _REMEDY = "Replace the video or remove the record"
+_TIMED = ("GIF", "PNG", "WEBP", "AVIF")
+"""Formats of animations; those with several pictures without times, such as TIFF, are none."""
 
 
 class Clip(NamedTuple):
@@ -114,8 +116,12 @@ def _animation(file: Original, data: DataConfig) -> Iterator[tuple[Image.Image, 
     """Yields pictures while they are asked for: long ones would fill the memory."""
     content = file if isinstance(file, Path) else file.open()
     require_pixels(file.name, read_size(content), data)
+    with opened(content) as image:
+        has_times = image.format in _TIMED and getattr(image, "is_animated", False)
     durations = []
     for picture, milliseconds in animated(content):
+        if has_times and milliseconds <= 10:
+            milliseconds = 100  # As browsers show it, which follow Firefox (WebKit's bug 36082).
         durations.append(milliseconds)
         yield picture, milliseconds / 1000
     if not any(durations) and len(durations) == 1:
