@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.data.clips import GREYS, clip, frames
+from tests.data.clips import GREYS, SIZE, clip, frames
 from tests.data.making import data_config, jsonl, picture, prepare
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import VideoSample
@@ -165,6 +166,38 @@ def test_too_many_pixels_are_told_before_they_are_decoded(tmp_path: Path, suffix
     (tmp_path / "data/cat.txt").write_text("a cat", encoding="utf-8")
     with pytest.raises(UserError, match=r"(cat\.\w+|0\.png) is 64x48 pixels, more than data\.max_pixels=2000"):
         prepare(tmp_path, **FRAMES, max_pixels=2000)
+
+
+UPRIGHT, TURNED = (1, 0, 0, 1), (0, 1, -1, 0)
+
+
+@pytest.mark.parametrize(
+    ("matrix", "shown", "size"),
+    [
+        (UPRIGHT, (64, 48), (64, 48)),
+        (UPRIGHT, (128, 48), (128, 48)),
+        (UPRIGHT, (64, 96), (64, 96)),
+        (UPRIGHT, (32, 48), (64, 96)),
+        (TURNED, (128, 48), (48, 128)),
+    ],
+    ids=["square", "wide", "tall", "narrow", "turned"],
+)
+def test_pixels_that_are_not_square_are_shown_so(
+    tmp_path: Path, matrix: tuple[int, ...], shown: tuple[int, int], size: tuple[int, int]
+) -> None:
+    """An MP4's track header ends with a matrix and the shown size, which OpenCV writes as they are in the frames."""
+
+    def ending(matrix: tuple[int, ...], size: tuple[int, int]) -> bytes:
+        a, b, c, d = (value << 16 for value in matrix)
+        return struct.pack(">9i2I", a, b, 0, c, d, 0, 0, 0, 1 << 30, *(side << 16 for side in size))
+
+    file = clip(tmp_path / "cat.mp4")
+    content = file.read_bytes()
+    assert content.count(ending(UPRIGHT, SIZE)) == 1
+    file.write_bytes(content.replace(ending(UPRIGHT, SIZE), ending(matrix, shown)))
+    assert {each.size for each in read_clip(file, data_config(tmp_path, **FRAMES)).pictures} == {size}
+    with pytest.raises(Rejected, match=rf"is {size[0]}x{size[1]} pixels, more than"):
+        read_clip(file, data_config(tmp_path, **FRAMES, max_pixels=size[0] * size[1] - 1))
 
 
 @pytest.mark.parametrize("name", ["cat.mp4", "cat"])

@@ -18,7 +18,7 @@ from PIL import Image
 
 from visual_grpo.common.digests import file_digest
 from visual_grpo.common.errors import counted
-from visual_grpo.common.images import ImageError, opened, read_image, read_size
+from visual_grpo.common.images import ImageError, opened, read_image, read_size, stretch
 from visual_grpo.common.videos import animated
 from visual_grpo.config import DataConfig
 from visual_grpo.data.media import is_video, is_video_content
@@ -154,6 +154,8 @@ def _decoded(file: Path, data: DataConfig, name: str | None = None) -> Iterator[
     try:
         fps = capture.get(cv2.CAP_PROP_FPS)
         width, height = (int(capture.get(side)) for side in (cv2.CAP_PROP_FRAME_WIDTH, cv2.CAP_PROP_FRAME_HEIGHT))
+        aspect = _pixel_aspect(capture)
+        width, height = max(width, round(width * aspect)), max(height, round(height / aspect))
         require_pixels(name, (width, height), data)
         last: tuple[Image.Image, float] | None = None
         while fps > 0:
@@ -163,8 +165,18 @@ def _decoded(file: Path, data: DataConfig, name: str | None = None) -> Iterator[
                 yield last[0], time - last[1] if read and time > last[1] else 1 / fps
             if not read:
                 break
-            last = Image.fromarray(cv2.cvtColor(frame, cv2.COLOR_BGR2RGB)), time
+            picture = Image.fromarray(cv2.cvtColor(frame, cv2.COLOR_BGR2RGB))
+            last = picture if aspect == 1 else stretch(picture, height, width), time
     finally:
         capture.release()
     if last is None:
         raise Rejected("video_without_frames", f"{name} has no frames that can be decoded", _REMEDY)
+
+
+def _pixel_aspect(capture: cv2.VideoCapture) -> float:
+    """Returns width / height of a pixel as it is shown, as of DVDs and camcorders; 1 where the file does not say."""
+    width, height = (capture.get(side) for side in (cv2.CAP_PROP_SAR_NUM, cv2.CAP_PROP_SAR_DEN))
+    if width <= 0 or height <= 0:
+        return 1
+    # The file's are of a frame before OpenCV turns it.
+    return height / width if capture.get(cv2.CAP_PROP_ORIENTATION_META) % 180 else width / height
