@@ -245,5 +245,5 @@ def test_the_trained_model_is_judged_blind(painted: Project, monkeypatch: pytest
     standing = read_choices(painted.folder / "raw/choices.jsonl").standing
     assert {own.choice for own in standing} == {"second"}
     assert all((painted.folder / "raw" / own.of.first).is_file() for own in standing)
-    assert any("0 decided choices" in line for line in vote(painted, monkeypatch, Voter(0, finish))[1])
+    assert any("0 decided pairs" in line for line in vote(painted, monkeypatch, Voter(0, finish))[1])
     assert table["record"].str.startswith("held_out").all()

@@ -47,7 +47,7 @@ from visual_grpo.rewards.build import negative_points
 from visual_grpo.rewards.votes.choices import AB, Ballot, Choice, Pair, append_line, read_choices
 from visual_grpo.rewards.votes.head import PIXELS, family_scores
 from visual_grpo.rewards.votes.server import served
-from visual_grpo.rewards.votes.votes_reward import FILE, LEAST, decided, fitted_head
+from visual_grpo.rewards.votes.votes_reward import FILE, LEAST, decided_pairs, fitted_head
 from visual_grpo.tracking.adapter_lookup import adapters_or_base
 from visual_grpo.training import components
 
@@ -166,10 +166,10 @@ def _report_blind(choices: Sequence[Choice], folder: Path) -> None:
 
 
 def _fit_head(file: Path) -> None:
-    """Fits a head, if there are enough choices, and says how to train with it."""
-    decisive = decided(read_choices(file).standing)
-    if decisive < LEAST:
-        console.note(f"{counted(decisive, 'decided choice')} so far; a reward needs {LEAST}.")
+    """Fits a head, if there are enough pairs, and says how to train with it."""
+    pairs = decided_pairs(read_choices(file).standing)
+    if pairs < LEAST:
+        console.note(f"{counted(pairs, 'decided pair')} so far; a reward needs {LEAST}.")
         return
     console.note(f"A reward of these choices, with pixels as features: {fitted_head(file, PIXELS)}.")
     console.note(f"Train with it: --params=reward=null,rewards.votes.options.head={file.with_name(FILE)}")
