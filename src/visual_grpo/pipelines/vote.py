@@ -300,41 +300,50 @@ def _blind_pairs(settings: VoteConfig, folders: Sequence[Path], records: RecordT
 
 
 def _folder_pairs(settings: VoteConfig, file: Path) -> list[Pair]:
-    """Pairs pictures of one prompt: the first with the second, the third with the fourth, and so on."""
+    """Pairs pictures of one record: the first with the second, the third with the fourth, and so on."""
     folder = settled(Path(settings.source))
-    prompts: dict[str, list[str]] = {}
+    records: dict[str, list[Mapping[str, Any]]] = {}
     try:
         for text in file_in(folder, LISTED).read_text(encoding="utf-8").splitlines():
             line = json.loads(text)
-            prompts.setdefault(str(line["text"]), []).append(str(line["file_name"]))
+            row = {
+                "prompt": str(line["text"]),
+                "file": str(line["file_name"]),
+                "sources": line.get("source_images", []),
+            }
+            if "record" not in line and row["sources"]:
+                raise ValueError("pictures with sources and without a record")
+            record = str(line.get("record", _hash(row["prompt"])))
+            records.setdefault(record, []).append(row | {"record": record})
     except (UserError, OSError, ValueError, TypeError, KeyError) as error:
         raise UserError(
             f"vote.source must be draw, ab, or a folder that generate wrote; {folder / LISTED} cannot be read"
             f" ({error!r}). Make one.",
             remedy="generate",
         ) from error
-    couples = [
-        [(prompt, *pair) for pair in zip(names[::2], names[1::2], strict=False)] for prompt, names in prompts.items()
-    ]
-    # The first pair of each prompt, then the second of each, and so on.
+    couples = [list(zip(rows[::2], rows[1::2], strict=False)) for rows in records.values()]
+    # The first pair of each record, then the second of each, and so on.
     couples_in_turn = [couple for turn in itertools.zip_longest(*couples) for couple in turn if couple is not None]
     if not couples_in_turn:
         raise UserError(
             f"vote.source: {folder} has no prompt with two pictures; generate more of each: generate.samples=2"
         )
     pairs = []
-    for prompt, *names in couples_in_turn[: settings.pairs]:
-        first, second = (keep(read_image(file_in(folder, name)), file) for name in names)
+    for couple in couples_in_turn[: settings.pairs]:
+        row = couple[0]
+        first, second = (keep(read_image(file_in(folder, each["file"])), file) for each in couple)
+        sources = tuple(keep(read_image(file_in(folder, name)), file) for name in row["sources"])
         pairs.append(
             Pair(
-                pair=_hash("folder", prompt, first, second),
+                pair=_hash("folder", row["prompt"], first, second, *sources),
                 source=settings.source,
-                prompt=prompt,
-                record=_hash(prompt),
-                family=prompt,
-                unit=prompt,
+                prompt=row["prompt"],
+                record=row["record"],
+                family=row["prompt"],
+                unit=sources[0] if sources else row["prompt"],  # Edits of one picture are held out together.
                 first=first,
                 second=second,
+                sources=sources,
             )
         )
     return pairs
