@@ -302,7 +302,7 @@ def _blind_pairs(settings: VoteConfig, folders: Sequence[Path], records: RecordT
 def _folder_pairs(settings: VoteConfig, file: Path) -> list[Pair]:
     """Pairs pictures of one record: the first with the second, the third with the fourth, and so on."""
     folder = settled(Path(settings.source))
-    records: dict[str, list[Mapping[str, Any]]] = {}
+    records: dict[str, list[dict[str, Any]]] = {}
     try:
         for text in file_in(folder, LISTED).read_text(encoding="utf-8").splitlines():
             line = json.loads(text)
