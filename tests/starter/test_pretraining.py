@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -85,6 +86,7 @@ def test_tasks_run_in_order_until_ctrl_c_ends_their_process(tmp_path: Path) -> N
     assert has_ended(tmp_path / "pid")
 
 
+@pytest.mark.slow  # As below, with real processes.
 def test_a_failure_is_raised_with_its_traceback_and_ends_the_others(tmp_path: Path) -> None:
     file = tmp_path / "pid"
     both = [partial(tasks.tell_pid_and_go_on, file), partial(tasks.fail_once_there, file)]
@@ -113,6 +115,15 @@ def test_memory_is_blamed_for_no_other_signal_than_sigkill(
     with pytest.raises(RuntimeError, match="ended without a result") as told:
         run_side_by_side([partial(tasks.count, "a", 1)], 1, lambda name, done: None)
     assert ("if memory runs out" in str(told.value)) == (number == signal.SIGKILL)
+
+
+def test_a_failure_ends_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    other, failed = Mock(), ProcessRaisedException("the ink has run out", 0, 7)
+    running = Mock(join=Mock(side_effect=failed), processes=[other])
+    monkeypatch.setattr(pretraining, "start_processes", lambda *args, **settings: running)
+    with pytest.raises(ProcessRaisedException, match="the ink has run out"):
+        run_side_by_side([partial(tasks.count, "a", 1)], 1, lambda name, done: None)
+    assert [call[0] for call in other.method_calls] == ["terminate", "join"]
 
 
 def test_a_process_ends_after_its_caller(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,6 @@ import os
 import shutil
 import sys
 import time
-from contextlib import suppress
 from typing import Any
 
 import mlflow
@@ -180,20 +179,17 @@ def test_what_a_training_could_not_log_is_added_beside_what_it_could(project: Pr
     judged(results.in_mlflow())
 
 
-STEPS_OF_SYNC = ("log_batch", "log_image", "log_artifacts", "log_text", "set_terminated", "create_run")
+OF_TRAINING = ("create_run", "log_batch", "log_image", "log_artifacts")
+OF_EVALUATION = ("log_artifacts", "log_image", "log_text", "log_batch", "set_terminated")
+CUTS = [(method, after) for method in OF_TRAINING for after in (False, True)]
+CUTS += [("set_terminated", False), *((method, True) for method in OF_EVALUATION)]
 
 
-# Before a step is mostly after the one that precedes it.
-@pytest.mark.parametrize(
-    ("method", "after"), [*((method, True) for method in STEPS_OF_SYNC), ("set_terminated", False)]
-)
-def test_a_sync_that_is_cut_short_anywhere_is_completed(
-    project: Project, monkeypatch: pytest.MonkeyPatch, method: str, after: bool
-) -> None:
+def test_a_sync_that_is_cut_short_everywhere_is_completed(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     results = Results(project, "0" * 32)
     results.evaluate()
-    for call in range(3):
-        with suppress(SystemExit), crash(monkeypatch, method, after, call):
+    for method, after in CUTS:
+        with pytest.raises(SystemExit), crash(monkeypatch, method, after):
             sync.sync([results.output])
     results.sync()
     found = results.in_mlflow()
