@@ -238,7 +238,9 @@ def test_training_can_start_from_saved_adapters(pipeline_folder: Path, tmp_path:
         assert file.read_bytes() == (tmp_path / "again" / file.relative_to(tmp_path)).read_bytes()
 
 
-@pytest.mark.parametrize(("module", "network"), [("ar", "network"), ("dit", "transformer")])
+@pytest.mark.parametrize(
+    ("module", "network"), [("ar", "network"), pytest.param("dit", "transformer", marks=pytest.mark.slow)]
+)
 def test_a_training_moves_the_adapter_and_nothing_else(pipeline_folder: Path, module: str, network: str) -> None:
     policy: Any = load_policy(str(pipeline_folder), module=module, size=SIZE, kl_reference=True, device="cpu")
     base = {

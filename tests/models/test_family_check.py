@@ -101,6 +101,14 @@ FAULTS = {
         early=False,
     ),
 }
+QUICK = (
+    "a shift that ignores the steps",
+    "positions swapped",
+    "no negative prompt",
+    "rows that see each other",
+    "a source of another size",
+)
+"""One of each comparison, and one that only the command finds."""
 
 
 def faulty(tmp_path: Path, fault: Fault) -> Family:
@@ -118,7 +126,9 @@ def task_of(family: Family) -> Task:
     return "i2i" if "i2i" in family.tasks else "t2i"
 
 
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK)) for name in FAULTS]
+)
 def test_a_fault_is_found_before_a_training(tmp_path: Path, name: str) -> None:
     fault = FAULTS[name]
     family, (build, options) = faulty(tmp_path, fault), CASES[fault.family]

@@ -24,7 +24,10 @@ def job_of(height: int, width: int, seed: int = 0, **steps: int) -> Job:
 HEIGHT, WIDTH = 96, 128
 
 
-@pytest.mark.parametrize(("whole_share", "whole"), [(0.4, 2), (0.0, 0), (1.0, 5)])
+@pytest.mark.parametrize(
+    ("whole_share", "whole"),
+    [(0.4, 2), *(pytest.param(*given, marks=pytest.mark.slow) for given in ((0.0, 0), (1.0, 5)))],
+)
 def test_the_last_steps_see_whole_images(whole_share: float, whole: int) -> None:
     vae = modules.build_vae(HEIGHT, WIDTH, 0)
     shown: list[tuple[int, ...]] = []

@@ -82,7 +82,8 @@ def test_pixels_are_the_pipelines_own_on_several_threads(pipeline: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("edit", "both"), [(False, False), pytest.param(True, False, marks=pytest.mark.slow), (True, True)]
+    ("edit", "both"),
+    [(False, False), *(pytest.param(True, both, marks=pytest.mark.slow) for both in (False, True))],
 )
 def test_replay_scores_what_was_sampled(
     pipeline: Any, edit_pipeline: Any, source_images: list[Path], edit: bool, both: bool
