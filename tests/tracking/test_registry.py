@@ -184,8 +184,17 @@ def test_the_alias_moves_goes_back_and_may_come_again(project: Project, versions
     assert (champion(), REGISTRY.rolled_back(str(versions[2].weights))) == (3, None)
 
 
-def test_the_alias_moves_last(project: Project, versions: list[Registered], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_alias_moves_last_and_in_a_locked_database_nothing_does(
+    project: Project, versions: list[Registered], monkeypatch: pytest.MonkeyPatch
+) -> None:
     REGISTRY.promote(1)
+    with closing(sqlite3.connect(project.database, isolation_level=None)) as other, monkeypatch.context() as patch:
+        # SQLite waits for 5 s otherwise.
+        patch.setattr(sqlalchemy, "create_engine", partial(sqlalchemy.create_engine, connect_args={"timeout": 0.1}))
+        other.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(UserError, match=r"does not answer: .*database is locked"):
+            REGISTRY.promote(2)
+    assert champion() == 1
     move = "set_registered_model_alias"
     with pytest.raises(SystemExit), crash(monkeypatch, move, after=False):
         REGISTRY.promote(2)
@@ -272,20 +281,6 @@ def test_a_base_model_with_links_is_named_and_not_copied(project: Project, train
     files = files_of(REGISTRY.register(trained))
     assert not (files / "data/visual_grpo/base").exists()
     assert f"base: {base}" in (files / "MLmodel").read_text()
-
-
-def test_a_locked_database_is_told_and_nothing_changes(
-    project: Project, versions: list[Registered], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    REGISTRY.promote(1)
-    # SQLite waits for 5 s otherwise.
-    soon = partial(sqlalchemy.create_engine, connect_args={"timeout": 0.1})
-    monkeypatch.setattr(sqlalchemy, "create_engine", soon)
-    with closing(sqlite3.connect(project.database, isolation_level=None)) as other:
-        other.execute("BEGIN EXCLUSIVE")
-        with pytest.raises(UserError, match=r"does not answer: .*database is locked"):
-            REGISTRY.promote(2)
-    assert champion() == 1
 
 
 def test_gates_are_counted_once_for_each_adapter_and_settings(project: Project) -> None:
