@@ -101,14 +101,6 @@ FAULTS = {
         early=False,
     ),
 }
-QUICK = (
-    "a shift that ignores the steps",
-    "positions swapped",
-    "no negative prompt",
-    "rows that see each other",
-    "a source of another size",
-)
-"""One of each comparison, and one that only the command finds."""
 
 
 def faulty(tmp_path: Path, fault: Fault) -> Family:
@@ -127,7 +119,11 @@ def task_of(family: Family) -> Task:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK)) for name in FAULTS]
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] * (of.found_by not in (LEVELS, GUIDED)))
+        for name, of in FAULTS.items()
+    ],
 )
 def test_a_fault_is_found_before_a_training(tmp_path: Path, name: str) -> None:
     fault = FAULTS[name]

@@ -117,26 +117,20 @@ def test_memory_is_blamed_for_no_other_signal_than_sigkill(
     assert ("if memory runs out" in str(told.value)) == (number == signal.SIGKILL)
 
 
-def test_so_many_tasks_at_once_start_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    started: list[Any] = []
+def test_tasks_start_in_their_order_and_a_failure_ends_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    started, other = list[Any](), Mock()
+    joined = Mock(side_effect=[True, ProcessRaisedException("the ink has run out", 0, 7)])
 
     def start(run: object, arguments: Any, **settings: Any) -> Mock:
         started.append(arguments[0])
-        return Mock(join=Mock(return_value=True), processes=[])
+        return Mock(join=joined, processes=[other])
 
     monkeypatch.setattr(pretraining, "start_processes", start)
     of_a, of_b, of_c = (partial(tasks.count, name, 1) for name in "abc")
-    run_side_by_side([of_a, of_b, of_c], 2, lambda name, done: None)
-    assert started == [[of_a, of_b], [of_c]]
-
-
-def test_a_failure_ends_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    other, failed = Mock(), ProcessRaisedException("the ink has run out", 0, 7)
-    running = Mock(join=Mock(side_effect=failed), processes=[other])
-    monkeypatch.setattr(pretraining, "start_processes", lambda *args, **settings: running)
     with pytest.raises(ProcessRaisedException, match="the ink has run out"):
-        run_side_by_side([partial(tasks.count, "a", 1)], 1, lambda name, done: None)
-    assert [call[0] for call in other.method_calls] == ["terminate", "join"]
+        run_side_by_side([of_a, of_b, of_c], 2, lambda name, done: None)
+    assert started == [[of_a, of_b], [of_c]]
+    assert [call[0] for call in other.method_calls] == ["terminate", "join"] * 2
 
 
 def test_a_process_ends_after_its_caller(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,9 +56,8 @@ def test_the_first_ratio_is_exactly_one(pipeline_folder: Path, module: str, micr
 @pytest.mark.parametrize(
     ("module", "dtype"),
     [
-        pytest.param("ar", "bfloat16", marks=pytest.mark.slow),
         ("ar", "float16"),
-        pytest.param("dit", "float16", marks=pytest.mark.slow),
+        *(pytest.param(*given, marks=pytest.mark.slow) for given in (("ar", "bfloat16"), ("dit", "float16"))),
     ],
 )
 def test_half_precision_trains(pipeline_folder: Path, module: str, dtype: Dtype) -> None:
