@@ -59,7 +59,7 @@ def stock(pipeline: Any, records: Sequence[PromptRecord], noise: torch.Tensor, s
     return given
 
 
-@pytest.mark.parametrize("scale", [1.0, 4.0])
+@pytest.mark.parametrize("scale", [pytest.param(1.0, marks=pytest.mark.slow), 4.0])
 def test_a_batch_of_edits_draws_as_the_pipelines_batch_does(
     edit_pipeline: Any, source_images: list[Path], scale: float
 ) -> None:
