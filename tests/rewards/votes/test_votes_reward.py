@@ -122,11 +122,20 @@ def test_the_features_see_what_they_say() -> None:
 def test_too_few_choices_are_refused_with_their_number(tmp_path: Path) -> None:
     reward = VotesReward(choices=str(voted(tmp_path, 30)), least=50)
     for act in (reward.check_machine, lambda: reward(PROMPTS, NEW)):
-        with pytest.raises(UserError, match=r"30 choices, 30 of them decided .*at least 50"):
+        with pytest.raises(UserError, match=r"30 choices, with 30 decided pairs .*at least 50"):
             act()
     held_out = VotesReward(choices=str(voted(tmp_path / "other", 60, source="ab")))
-    with pytest.raises(UserError, match="60 choices, 0 of them decided and for training"):
+    with pytest.raises(UserError, match="60 choices, with 0 decided pairs for training"):
         held_out.check_machine()
+    file = voted(tmp_path / "agreed", 10)
+    for own in read_choices(file).standing:
+        for voter in range(5):
+            append_line(file, choice(own.of, own.choice, f"voter {voter}").line())
+    with pytest.raises(UserError, match="60 choices, with 10 decided pairs"):
+        VotesReward(choices=str(file)).check_machine()
+    fitted_head(file, "pixels")
+    with pytest.raises(UserError, match="was fitted to 10 decided pairs; at least 50"):
+        VotesReward(head=str(file.with_name("head.json"))).check_machine()
 
 
 def test_choices_that_cannot_be_predicted_are_refused_with_the_accuracy(tmp_path: Path) -> None:

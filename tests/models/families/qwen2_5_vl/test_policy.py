@@ -176,7 +176,7 @@ def test_frames_are_what_the_processor_made_of_the_images(folder: Path, records:
     samples = whole.generate(records, [1, 2, 3], GREEDY)
     inputs = answers_of(whole).processed(records)
     if answers_of(whole).network.config.model_type == "qwen3_vl":
-        assert [sample.frame for sample in samples] == [(1000, 1000)] * 3
+        assert [sample.frame for sample in samples] == [(1001, 1001)] * 3
         return
     assert [sample.frame for sample in samples] == [
         (8 * rows, 8 * columns) for _, rows, columns in inputs["image_grid_thw"].tolist()
@@ -203,15 +203,19 @@ def test_greedy_answers_are_the_models_own(folder: Path, records: list[PromptRec
 
 
 @ONE
-def test_a_repetition_penalty_that_is_left_out_is_named(
+def test_settings_that_no_sampler_here_has_are_named(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(folder, tmp_path / "model")
-    GenerationConfig(repetition_penalty=1.05, eos_token_id=1).save_pretrained(tmp_path / "model")
+    given = {"repetition_penalty": 1.05, "min_p": 0.1, "no_repeat_ngram_size": 3, "suppress_tokens": [7]}
+    GenerationConfig(**given, do_sample=True, typical_p=1.0, top_p=0.8, eos_token_id=1).save_pretrained(
+        tmp_path / "model"
+    )
     model_of(tmp_path / "model")
-    assert "without the repetition_penalty of 1.05" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert {name for name in (*given, "typical_p", "top_p") if name in said} == set(given)
     model_of(folder)
-    assert "repetition_penalty" not in capsys.readouterr().out
+    assert "generation_config" not in capsys.readouterr().out
 
 
 @ONE
