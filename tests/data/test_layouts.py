@@ -341,7 +341,7 @@ class TestMasks:
 
 
 class TestDetection:
-    @pytest.mark.parametrize("kind", ["captions", "image_folder", "instructions"])
+    @pytest.mark.parametrize("kind", ["captions", "image_folder", pytest.param("instructions", marks=pytest.mark.slow)])
     def test_a_zip_is_read_as_its_folder(self, tmp_path, kind, monkeypatch):
         monkeypatch.setattr("datasets.config.EXTRACTED_DATASETS_PATH", str(tmp_path / "cache"))
         FOLDERS[kind](tmp_path / kind)
