@@ -206,19 +206,32 @@ def test_the_first_frame_of_an_animation(tmp_path, suffix):
 
 def test_unreadable_files_say_what_is_wrong(tmp_path):
     (tmp_path / "empty.png").touch()
-    (tmp_path / "phone.heic").write_bytes(b"\0\0\0\x18ftypheic" + bytes(100))
+    for name, start in [
+        ("phone.heic", b"\0\0\0\x18ftypheic"),
+        ("phone.JPG", b"\0\0\0\x18ftypmif1\0\0\0\0mif1heic"),
+        ("avif.heic", b"\0\0\0\x18ftypmif1\0\0\0\0mif1avif"),
+        ("stream.png", b"\xff\n"),
+        ("box.png", b"\0\0\0\x0cJXL \r\n\x87\n"),
+    ]:
+        (tmp_path / name).write_bytes(start + bytes(100))
     buffer = io.BytesIO()
     Image.effect_noise((256, 256), 80).save(buffer, "JPEG")
     (tmp_path / "cut.jpg").write_bytes(buffer.getvalue()[:5000])
     for name, message in [
         ("empty.png", r"empty.png: cannot be read as an image \(empty, damaged or in an unknown format\)"),
         ("phone.heic", "phone.heic: cannot be read as an image .HEIC and JPEG XL are not supported"),
+        ("phone.JPG", "phone.JPG: cannot be read as an image .HEIC and JPEG XL are not supported"),
+        ("avif.heic", "avif.heic: cannot be read as an image .empty, damaged"),
+        ("stream.png", "HEIC and JPEG XL are not supported"),
+        ("box.png", "HEIC and JPEG XL are not supported"),
         ("cut.jpg", r"cut.jpg: cannot be read as an image \(.*truncated"),
         ("none.png", "none.png: .*No such file"),
         (".", "Is a directory"),
     ]:
         with pytest.raises(ImageError, match=message):
             read_image(tmp_path / name)
+    with (tmp_path / "phone.JPG").open("rb") as file, pytest.raises(ImageError, match="HEIC and JPEG XL are not"):
+        read_image(file)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
+import struct
 import zipfile
+import zlib
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,6 +18,7 @@ from tests.data.making import data_config, embedded, jsonl, mask, parquet, pictu
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.images import read_image
 from visual_grpo.data import tabular
+from visual_grpo.data.archives import unzipped
 from visual_grpo.data.record import Note, Place, Record, Rejected
 from visual_grpo.data.sources import LAYOUTS, find_records
 
@@ -338,7 +341,7 @@ class TestMasks:
 
 
 class TestDetection:
-    @pytest.mark.parametrize("kind", ["captions", "image_folder", "instructions"])
+    @pytest.mark.parametrize("kind", ["captions", "image_folder", pytest.param("instructions", marks=pytest.mark.slow)])
     def test_a_zip_is_read_as_its_folder(self, tmp_path, kind, monkeypatch):
         monkeypatch.setattr("datasets.config.EXTRACTED_DATASETS_PATH", str(tmp_path / "cache"))
         FOLDERS[kind](tmp_path / kind)
@@ -353,6 +356,31 @@ class TestDetection:
         assert {prepare(tmp_path, path="~/a.zip", task=task).digest} == digests
         (tmp_path / "a.zip").write_bytes(b"PK\3\4nothing")
         assert f"{tmp_path / 'a.zip'} cannot be unpacked" in refusal(tmp_path / "a.zip")
+
+    @pytest.mark.parametrize(
+        ("raw", "unicode_path", "name"),
+        [
+            ("pâté 東京.png".encode(), None, "pâté 東京.png"),
+            ("../../é.png".encode(), None, "é.png"),
+            ("pâté.png".encode("cp437"), None, "pâté.png"),
+            ("Ø.png".encode("cp850"), "Ø.png", "Ø.png"),
+            ("Ø.png".encode("cp850"), "of an earlier name.png", "¥.png"),
+        ],
+        ids=["UTF-8", "leads outside", "cp437", "unicode path", "stale unicode path"],
+    )
+    def test_names_in_a_zip_that_does_not_say_their_encoding(self, tmp_path, monkeypatch, raw, unicode_path, name):
+        monkeypatch.setattr("datasets.config.EXTRACTED_DATASETS_PATH", str(tmp_path / "cache"))
+        place, content = b"_" * len(raw), unicode_path.encode() if unicode_path else b""
+        entry = zipfile.ZipInfo(place.decode())
+        if unicode_path:
+            digest = zlib.crc32(raw if unicode_path == name else b"a different name")
+            entry.extra = struct.pack("<HHBL", 0x7075, 5 + len(content), 1, digest) + content
+        with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+            archive.writestr(entry, b"")
+        # Python itself would write a name in ASCII, or in UTF-8 with the flag.
+        (tmp_path / "a.zip").write_bytes((tmp_path / "a.zip").read_bytes().replace(place, raw))
+        folder = unzipped(tmp_path / "a.zip", data_config(tmp_path))
+        assert [file.relative_to(folder).as_posix() for file in folder.rglob("*")] == [name]
 
     def test_a_configured_layout_takes_precedence(self, tmp_path):
         jsonl(tmp_path / "records.jsonl", [{"prompt": "records"}])

@@ -71,6 +71,30 @@ class TestRecordsFile:
         for path in ("linked", "linked/records.jsonl"):
             assert rejected(tmp_path, path=str(tmp_path / path)) == [(2, "outside_folder")]
 
+    @pytest.mark.parametrize(
+        ("entry", "link", "is_inside"),
+        [
+            ("datasets--a--b", "../../blobs/1", True),
+            ("models--a--b", "../../blobs/1", True),
+            ("models--a--b", "../../refs/1", False),
+            ("models--a--b", "../0/1", False),
+            ("models--a--b", "../../../datasets--a--b/blobs/1", False),
+            ("models--a--b", "../../blobs/secret.png", False),
+            ("of no hub", "../../blobs/1", False),
+        ],
+    )
+    @pytest.mark.parametrize("below", ["", "train"])
+    def test_files_of_a_snapshot_may_be_links_to_the_blobs_beside_it(
+        self, tmp_path, data, entry, link, is_inside, below
+    ):
+        for place in (f"{entry}/blobs", f"{entry}/refs", f"{entry}/snapshots/0", "datasets--a--b/blobs"):
+            picture(tmp_path / f"hub/{place}/1.png").rename(tmp_path / f"hub/{place}/1")
+        (tmp_path / f"hub/{entry}/blobs/secret.png").symlink_to(tmp_path / "private/secret.png")
+        folder = picture(tmp_path / f"hub/{entry}/snapshots/abc/{below}/own.png").parent
+        (folder / "1.png").symlink_to(("../" if below else "") + link)
+        jsonl(folder / "records.jsonl", [{"prompt": name, "target_image": f"{name}.png"} for name in ("own", "1")])
+        assert rejected(tmp_path, path=str(folder)) == ([] if is_inside else [(2, "outside_folder")])
+
     def test_no_frame_of_a_clip_leaves_the_folder(self, tmp_path, data):
         for number in range(5):
             picture(data / f"inside/{number}.png")

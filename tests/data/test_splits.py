@@ -58,7 +58,7 @@ def uneven(count, number):
 def test_small_data_sets_are_split_as_people_expect(kind, sizes):
     data = shares(*sizes)
     for count in range(1, 41):
-        for number in range(6):
+        for number in range(2):
             records = uneven(count, number) if kind == "uneven" else dataset(kind, count, number)
             splits = assign_splits(records, data)
             apart = [split if split in ("held_out", "sealed") else None for split in splits]
@@ -80,15 +80,14 @@ def test_records_are_held_out_from_eight_prompts_on_or_where_the_share_asks_for_
         assert held_out == [0] * (least - 1) + [2]
 
 
-@pytest.mark.parametrize("sizes", [(0.1, 0.25), (0.1, 0.4), (0.1, 0.25, 0.1)])
-def test_a_new_record_moves_hardly_any_other(sizes):
+def test_a_new_record_moves_hardly_any_other():
     for number in range(2):
-        splits = [assign_splits(dataset("t2i", count, number), shares(*sizes)) for count in range(1, 161)]
+        splits = [assign_splits(dataset("t2i", count, number), shares(0.1, 0.25, 0.1)) for count in range(1, 161)]
         moved = [sum(a != b for a, b in zip(before, after, strict=False)) for before, after in pairwise(splits)]
         assert max(moved) <= 5, "as a split begins to have some"
         assert sum(moved) / len(moved) < 0.3
         # Where the numbers by hash are within the shares, nothing is corrected.
-        assert sizes[1] > 0.25 or sum(moved[100:]) <= 3
+        assert sum(moved[100:]) <= 3
 
 
 def test_what_is_asked_for_is_met_but_something_trains():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.data.clips import GREYS, clip
+from tests.data.clips import GREYS, SIZE, clip, frames
 from tests.data.making import data_config, jsonl, picture, prepare
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import VideoSample
@@ -90,6 +90,27 @@ def test_a_table_names_videos(tmp_path: Path) -> None:
         assert len(greys(record.target_image)) == 5
 
 
+def pages(file: Path) -> None:
+    first, *others = frames()
+    first.save(file, save_all=True, append_images=others)
+
+
+@pytest.mark.parametrize("suffix", [".gif", ".png", ".webp", ".avif"])
+@pytest.mark.parametrize(
+    ("milliseconds", "shown"),
+    [([100, 0, 10, 20, 100, 100], (0, 1, 2, 4, 5)), ([0] * 11, (0, 1, 2, 3, 4)), ([20] * 11, (1, 6))],
+    ids=["mixed", "none", "short"],
+)
+def test_frames_of_hardly_any_time_are_shown_as_browsers_show_them(
+    tmp_path: Path, suffix: str, milliseconds: list[int], shown: tuple[int, ...]
+) -> None:
+    first, *others = frames(GREYS[: len(milliseconds)])
+    file = tmp_path / f"cat{suffix}"
+    first.save(file, save_all=True, append_images=others, duration=milliseconds, loop=0)
+    found = read_clip(file, data_config(tmp_path, frames=len(shown), fps=10)).pictures
+    assert [int(np.asarray(each)[0, 0, 0]) for each in found] == pytest.approx([GREYS[row] for row in shown], abs=4)
+
+
 BAD: dict[str, tuple[Callable[[Path], object], str]] = {
     "a still image": (lambda folder: picture(folder / "cat.png"), "cat.png is a still image, and data.frames asks for"),
     "a short video": (
@@ -98,8 +119,8 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "a slow video": (lambda folder: clip(folder / "cat.mp4", fps=1), "cat.mp4 shows one picture for the 0.625 s"),
     "frames without times": (
-        lambda folder: clip(folder / "cat.gif", fps=math.inf),
-        "the 11 frames of cat.gif have no times. Write it with times",
+        lambda folder: pages(folder / "cat.tif"),
+        "the 11 frames of cat.tif have no times. Write it with times",
     ),
     "one frame": (lambda folder: clip(folder / "cat.mp4", GREYS[:1]), "cat.mp4 has 1 frame at 8 a second"),
     "an empty folder": (
@@ -145,6 +166,38 @@ def test_too_many_pixels_are_told_before_they_are_decoded(tmp_path: Path, suffix
     (tmp_path / "data/cat.txt").write_text("a cat", encoding="utf-8")
     with pytest.raises(UserError, match=r"(cat\.\w+|0\.png) is 64x48 pixels, more than data\.max_pixels=2000"):
         prepare(tmp_path, **FRAMES, max_pixels=2000)
+
+
+UPRIGHT, TURNED = (1, 0, 0, 1), (0, 1, -1, 0)
+
+
+@pytest.mark.parametrize(
+    ("matrix", "shown", "size"),
+    [
+        (UPRIGHT, (64, 48), (64, 48)),
+        (UPRIGHT, (128, 48), (128, 48)),
+        (UPRIGHT, (64, 96), (64, 96)),
+        (UPRIGHT, (32, 48), (64, 96)),
+        (TURNED, (128, 48), (48, 128)),
+    ],
+    ids=["square", "wide", "tall", "narrow", "turned"],
+)
+def test_pixels_that_are_not_square_are_shown_so(
+    tmp_path: Path, matrix: tuple[int, ...], shown: tuple[int, int], size: tuple[int, int]
+) -> None:
+    """An MP4's track header ends with a matrix and the shown size, which OpenCV writes as they are in the frames."""
+
+    def ending(matrix: tuple[int, ...], size: tuple[int, int]) -> bytes:
+        a, b, c, d = (value << 16 for value in matrix)
+        return struct.pack(">9i2I", a, b, 0, c, d, 0, 0, 0, 1 << 30, *(side << 16 for side in size))
+
+    file = clip(tmp_path / "cat.mp4")
+    content = file.read_bytes()
+    assert content.count(ending(UPRIGHT, SIZE)) == 1
+    file.write_bytes(content.replace(ending(UPRIGHT, SIZE), ending(matrix, shown)))
+    assert {each.size for each in read_clip(file, data_config(tmp_path, **FRAMES)).pictures} == {size}
+    with pytest.raises(Rejected, match=rf"is {size[0]}x{size[1]} pixels, more than"):
+        read_clip(file, data_config(tmp_path, **FRAMES, max_pixels=size[0] * size[1] - 1))
 
 
 @pytest.mark.parametrize("name", ["cat.mp4", "cat"])

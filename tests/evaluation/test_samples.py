@@ -1,5 +1,6 @@
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 
 from tests.evaluation.painter import EVAL_SAMPLER, ROLLOUT, Painter, brightness, records
+from visual_grpo.common.errors import UserError
 from visual_grpo.common.images import read_image, to_tensor
 from visual_grpo.common.types import Needs, PromptRecord, RewardOutput, TextSample
 from visual_grpo.config import EvaluationConfig
@@ -228,6 +230,42 @@ def overlap(prompts: Sequence[PromptRecord], samples: Sequence[TextSample]) -> R
     shifts = [abs(int(s.text) - p.metadata["number"]) for p, s in zip(prompts, samples, strict=True)]
     inside = 8.0 - torch.tensor(shifts)
     return RewardOutput(values=inside / (16 - inside), ratios={"ciou": (inside, 16 - inside)})
+
+
+class OfMarked:
+    """Scores the prompts with a mark; ``tells``: its check of records says so."""
+
+    def __init__(self, tells: bool) -> None:
+        self.tells = tells
+
+    def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[torch.Tensor]) -> list[float | None]:
+        return [1.0 if record.prompt.endswith("!") else None for record in prompts]
+
+    def check_records(self, found: Sequence[PromptRecord]) -> None:
+        if self.tells and not any(record.prompt.endswith("!") for record in found):
+            raise UserError("no prompt has a mark")
+
+
+def test_records_that_no_reward_can_score_may_come_first(tmp_path: Path) -> None:
+    found = records("held_out", 8)
+    found[6:] = [replace(record, prompt=f"{record.prompt}!") for record in found[6:]]
+    judge = RewardSet({"marked": (OfMarked(tells=True), 1.0)})
+    shown: list[float | None] = []
+    plan = {"eval": (EVAL_SAMPLER, asked_for(found, 1))}
+    table = generate_and_score(
+        Painter(), judge, plan, tmp_path, batch_size=2, advance=lambda n, reward: shown.append(reward)
+    )
+    assert table["total"].notna().tolist() == [False] * 6 + [True] * 2
+    assert shown == [None, None, None, 1.0]
+
+
+@pytest.mark.parametrize(("tells", "judged"), [(False, 2), (True, 8)])
+def test_nothing_but_unscored_samples_is_refused_at_once_if_they_should_be_scored(
+    tmp_path: Path, tells: bool, judged: int
+) -> None:
+    judge = RewardSet({"marked": (OfMarked(tells), 1.0)})
+    with pytest.raises(UserError, match=rf"none of {judged} samples could be scored.*unscored were: marked"):
+        made(tmp_path, asked_for(records("held_out", 8), 1), judge=judge)
 
 
 def test_texts_are_kept_and_their_ratios_compared_as_sums_over_sums(tmp_path: Path) -> None:

@@ -134,13 +134,19 @@ def test_a_small_or_unsure_fall_is_told_at_most(beside: Entry, said: bool) -> No
     assert (fell in found["sentence"]) == said
 
 
-@pytest.mark.parametrize(("low", "high", "reached"), [(-0.4, -0.2, "more"), (-0.1, 0.1, "as much")])
-def test_a_gain_that_a_setting_gives_too_is_told_in_the_sentence(low: float, high: float, reached: str) -> None:
-    control = entry(sampler="eval guidance_scale=3", baseline=1.5, ci_low=low, ci_high=high)
+@pytest.mark.parametrize(
+    ("baseline", "low", "high", "told"),
+    [(1.5, -0.4, -0.2, "more: 1.500"), (1.5, -0.1, 0.1, "as much: 1.500"), (0.00034, -0.1, 0.1, "as much: 0.0003")],
+)
+def test_a_gain_that_a_setting_gives_too_is_told_in_the_sentence(
+    baseline: float, low: float, high: float, told: str
+) -> None:
+    control = entry(sampler="eval guidance_scale=3", baseline=baseline, ci_low=low, ci_high=high)
     found = summarise([entry()], [control])
     assert found["sentence"].endswith(
-        f"(95% interval). But guidance_scale=3 alone gives the base model {reached}: 1.500, without any training."
+        f"(95% interval). But guidance_scale=3 alone gives the base model {told}, without any training."
     )
+    assert f"guidance_scale=3 gives the base model {told.split()[-1]}; the trained" in " ".join(lines(found))
 
 
 def test_the_control_is_the_bases_best_one() -> None:

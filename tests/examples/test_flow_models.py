@@ -102,7 +102,7 @@ def test_pretraining_is_a_function_of_its_arguments() -> None:
     ("pretrain", "absent", "tokens"),
     [
         (pretrain_sd3, ("text_encoder_3", "tokenizer_3"), 0),
-        (pretrain_flux, (), PROMPT_TOKENS),
+        pytest.param(pretrain_flux, (), PROMPT_TOKENS, marks=pytest.mark.slow),  # Below, of kontext.
         (pretrain_z_image, (), PROMPT_TOKENS),
     ],
 )

@@ -49,7 +49,7 @@ def test_words_differ_and_have_four_to_eight_letters() -> None:
     assert {len(word) for word in WORDS} == set(LENGTHS) == {4, 5, 6, 7, 8}
 
 
-@pytest.mark.parametrize("face", FACES)
+@pytest.mark.parametrize("face", [FACES[0], *(pytest.param(face, marks=pytest.mark.slow) for face in FACES[1:])])
 def test_drawn_letters_stand_apart_until_they_are_too_large_or_too_bold(face: str) -> None:
     def apart(size: float, bolder: int = 1) -> float:
         signs = [to_tensor(draw(word, HEIGHT, WIDTH, face, size)).float() for word in WORDS[::16]]

@@ -119,7 +119,13 @@ def task_of(family: Family) -> Task:
     return "i2i" if "i2i" in family.tasks else "t2i"
 
 
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] * (of.found_by == LATENTS and name != "positions swapped"))
+        for name, of in FAULTS.items()
+    ],
+)
 def test_a_fault_is_found_before_a_training(tmp_path: Path, name: str) -> None:
     fault = FAULTS[name]
     family, (build, options) = faulty(tmp_path, fault), CASES[fault.family]

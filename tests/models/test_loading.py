@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from collections.abc import Callable
@@ -10,13 +11,15 @@ from typing import Any
 
 import pytest
 import torch
+from diffusers import FlowMatchEulerDiscreteScheduler, FlowMatchHeunDiscreteScheduler, FlowMatchLCMScheduler
 from safetensors.torch import load_file, save_file
 
 from tests.hub import hub
 from tests.models.families.sd3 import tiny
+from tests.models.families.wan import tiny as tiny_wan
 from visual_grpo.common.errors import UserError
 from visual_grpo.config import ModelConfig
-from visual_grpo.models.families import sd3
+from visual_grpo.models.families import sd3, wan
 from visual_grpo.training.components import load_model, load_policy
 
 NAME = "acme/sd3"
@@ -78,6 +81,34 @@ def test_weights_that_are_not_those_of_the_network_are_named(
 ) -> None:
     with pytest.raises(UserError, match=said):
         load(changed(saved, tmp_path / "model", part, change))
+
+
+def test_weights_that_are_quantised_already_are_refused(saved: Path, tmp_path: Path) -> None:
+    shutil.copytree(saved, tmp_path / "model")
+    file = tmp_path / "model/text_encoder_2/config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"quantization_config": {"quant_method": "awq"}}))
+    with pytest.raises(UserError, match=r"text_encoder_2 are quantised already \(awq\)"):
+        load(str(tmp_path / "model"))
+
+
+@pytest.mark.parametrize(
+    ("family", "build", "scheduler", "said"),
+    [
+        (sd3, tiny.pipeline, FlowMatchLCMScheduler(), "FlowMatchLCMScheduler;"),
+        (sd3, tiny.pipeline, FlowMatchEulerDiscreteScheduler(stochastic_sampling=True), "with stochastic_sampling;"),
+        (wan, tiny_wan.pipeline, FlowMatchHeunDiscreteScheduler(), "FlowMatchHeunDiscreteScheduler;"),
+        (wan, tiny_wan.pipeline, FlowMatchEulerDiscreteScheduler(invert_sigmas=True), "with invert_sigmas;"),
+    ],
+)
+def test_steps_that_are_not_eulers_are_refused(
+    family: Any, build: Callable[[], Any], scheduler: Any, said: str, tmp_path: Path
+) -> None:
+    pipeline = build()
+    pipeline.scheduler = scheduler
+    pipeline.save_pretrained(tmp_path)
+    options = {"shift": 3.0} if family is wan else {}
+    with pytest.raises(UserError, match=said):
+        family.load(str(tmp_path), ModelConfig(path=str(tmp_path), device="cpu", options=options))
 
 
 def test_a_head_of_a_different_class_beside_an_encoder_does_no_harm(saved: Path, tmp_path: Path) -> None:

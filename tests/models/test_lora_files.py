@@ -147,7 +147,7 @@ def test_a_file_has_the_effect_that_diffusers_gives_it(name: str, tmp_path: Path
     assert lora.rank == RANK
 
 
-@pytest.mark.parametrize("name", ["diffusers sd3", "kohya qwen_image", "ai-toolkit z_image"])
+@pytest.mark.parametrize("name", ["kohya qwen_image", pytest.param("diffusers sd3", marks=pytest.mark.slow)])
 def test_a_file_is_trained_on_from_the_pictures_that_it_gives_when_it_is_merged(name: str, tmp_path: Path) -> None:
     family = find_family(name.split()[1])
     pipeline = CASES[family.name][0]()

@@ -117,9 +117,11 @@ def gate(tmp_path: Path, empty_database: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def test_what_is_better_than_champion_and_base_becomes_champion(gate: Gate) -> None:
     first, worse, better = (gate.train(name, gain) for name, gain in (("first", 0.1), ("worse", 0.05), ("better", 0.2)))
-    assert gate.ask(first)["version"] == 1
-    assert gate.champion() == 1
+    made = gate.ask(first)
+    assert (made["version"], gate.champion()) == (1, 1)
+    assert (list(made["stages"]), len(gate.drawn)) == (["held_out", "sealed"], 4)
     refused = gate.ask(worse, page=True)
+    assert (list(refused["stages"]), len(gate.drawn)) == (["held_out"], 3), "the sealed prompts are not drawn"
     assert (refused["promoted"], refused["version"], gate.champion()) == (False, None, 1)
     with pytest.raises(NotPromotedError, match=r"^Not promoted: ") as told:
         require_promotion(refused)
@@ -135,14 +137,7 @@ def test_what_is_better_than_champion_and_base_becomes_champion(gate: Gate) -> N
     assert '<p class="verdict">not promoted</p>' in page
 
 
-def test_the_sealed_prompts_are_drawn_only_where_the_held_out_ones_hold(gate: Gate) -> None:
-    assert list(gate.ask(gate.train("better", 0.1))["stages"]) == ["held_out", "sealed"]
-    assert len(gate.drawn) == 4
-    assert list(gate.ask(gate.train("worse", 0.0))["stages"]) == ["held_out"]
-    assert len(gate.drawn) == 3
-
-
-def test_the_same_candidate_again_changes_nothing_draws_nothing_and_keeps_the_report(gate: Gate) -> None:
+def test_the_same_candidate_again_adds_nothing_but_a_gate_that_is_missing_and_keeps_the_report(gate: Gate) -> None:
     first = gate.train("first", 0.1)
     made = gate.ask(first)
     before = gate.client.get_registered_model(NAME).tags
@@ -153,12 +148,7 @@ def test_the_same_candidate_again_changes_nothing_draws_nothing_and_keeps_the_re
     assert (again["report"] / "evaluation.html").read_text() == (made["report"] / "evaluation.html").read_text()
     assert gate.client.get_registered_model(NAME).tags == before
     assert len(gate.client.search_model_versions(f"name = '{NAME}'")) == 1
-
-
-def test_a_champion_whose_gate_a_kill_left_unnoted_is_noted_by_the_next_call(gate: Gate) -> None:
-    first = gate.train("first", 0.1)
-    gate.ask(first)
-    before = gate.client.get_registered_model(NAME).tags
+    # A kill before the gate was noted.
     for tag in before:
         gate.client.delete_registered_model_tag(NAME, tag)
     gate.ask(first)
@@ -211,20 +201,14 @@ def test_edited_code_of_a_reward_is_refused(gate: Gate, tmp_path: Path, monkeypa
         gate.ask(trained, judged_by=own)
 
 
-def test_a_rollback_returns_to_the_version_before(gate: Gate) -> None:
-    gate.ask(gate.train("first", 0.1))
-    with pytest.raises(UserError, match="did not replace a version"):
-        gate.roll_back()
-    gate.ask(gate.train("better", 0.2))
-    assert gate.roll_back() == {"model": NAME, "alias": "champion", "from": 2, "to": 1}
-    assert gate.champion() == 1
-
-
-def test_what_was_rolled_back_is_promoted_again_only_where_that_is_intended(gate: Gate) -> None:
+def test_a_rollback_returns_to_the_version_before_and_is_undone_only_where_that_is_intended(gate: Gate) -> None:
     first, better = gate.train("first", 0.1), gate.train("better", 0.2)
     gate.ask(first)
+    with pytest.raises(UserError, match="did not replace a version"):
+        gate.roll_back()
     gate.ask(better)
-    gate.roll_back()
+    assert gate.roll_back() == {"model": NAME, "alias": "champion", "from": 2, "to": 1}
+    assert gate.champion() == 1
     refused = gate.ask(better)
     assert not refused["promoted"]
     assert not gate.drawn

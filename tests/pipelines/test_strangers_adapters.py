@@ -246,8 +246,7 @@ def own(tag: str, digest: str) -> None:
     tracker.end("FINISHED")
 
 
-@pytest.mark.parametrize("pipeline", NAMED)
-def test_what_a_user_trained_with_his_own_code_and_data_needs_no_question(place: Place, pipeline: str) -> None:
+def test_what_a_user_trained_with_his_own_code_and_data_needs_no_question(place: Place) -> None:
     """Nothing of it is repeated at the command, nor in the configuration."""
     mine = {
         "data": {"path": "photos", "split": "train"},
@@ -259,12 +258,13 @@ def test_what_a_user_trained_with_his_own_code_and_data_needs_no_question(place:
     facts = read_facts(place.theirs) | {"model": "own"}
     (place.theirs / FACTS).write_text(json.dumps(facts))
     own(DIGEST, adapter_digest(place.theirs))
-    hooks = ParameterHooks()
-    hooks.after_context_created(context_of(NAMED[pipeline].format(place.theirs)))
-    nodes = register_pipelines()[pipeline]
-    used = _with_adapters(hooks._parameters, nodes, Path("latest"), hooks._runtime)
-    if pipeline != "vote":
-        assert (used.model.path, used.data.path) == ("own", "photos")
-        assert ("mine" in used.rewards) == (pipeline != "generate")
-    if pipeline == "generate":
-        place.run(pipeline, NAMED[pipeline].format(place.theirs))
+    for pipeline in NAMED:
+        hooks = ParameterHooks()
+        hooks.after_context_created(context_of(NAMED[pipeline].format(place.theirs)))
+        nodes = register_pipelines()[pipeline]
+        used = _with_adapters(hooks._parameters, nodes, Path("latest"), hooks._runtime)
+        if pipeline != "vote":
+            assert (used.model.path, used.data.path) == ("own", "photos")
+            assert ("mine" in used.rewards) == (pipeline != "generate")
+        if pipeline == "generate":
+            place.run(pipeline, NAMED[pipeline].format(place.theirs))

@@ -13,6 +13,7 @@ import threading
 import webbrowser
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -23,14 +24,16 @@ import torch
 
 from tests.evaluation.defaults import parameters
 from tests.evaluation.painter import Painter
-from tests.pipelines.painted import STARTER_REPORT, Project
+from tests.pipelines.painted import BRIGHTNESS, STARTER_REPORT, Project
 from tests.rewards.votes.voters import Browser, picture
 from visual_grpo.adapter_folder import adapter_digest
 from visual_grpo.common import console
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.images import read_image, to_pil, to_tensor
-from visual_grpo.models.run_spec import RunSpec
+from visual_grpo.models.run_spec import RunSpec, resolve
 from visual_grpo.pipeline_registry import register_pipelines
+from visual_grpo.pipelines.generate import generate_for_prompts
+from visual_grpo.pipelines.score import score_folder
 from visual_grpo.rewards.votes.choices import read_choices
 from visual_grpo.rewards.votes.head import pixel_features
 from visual_grpo.rewards.votes.votes_reward import read_head
@@ -227,6 +230,48 @@ def test_a_folder_of_generate_can_be_judged(painted: Project, monkeypatch: pytes
         vote(painted, monkeypatch, source=str(folder))
 
 
+def test_edits_of_generate_are_paired_by_record_and_shown_with_their_sources(
+    painted: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One instruction for two pictures, whose samples are neither paired with each other nor held out together."""
+    lines = []
+    (painted.folder / "edits").mkdir()
+    for number, name in enumerate(("car", "dog")):
+        to_pil(picture(number, side=64)).save(painted.folder / f"edits/{name}.png")
+        lines.append(json.dumps({"id": name, "prompt": "make it red", "source_image": f"{name}.png"}))
+    (painted.folder / "edits/records.jsonl").write_text("\n".join(lines))
+    config = parameters(
+        data={"task": "i2i", "path": str(painted.folder / "edits"), "height": 64, "width": 64},
+        generate={"prompts": str(painted.folder / "edits"), "samples": 3},
+        model={"path": "saved"},
+        adapter="none",
+    )
+    folder = painted.folder / "generated"
+    folder.mkdir()
+    generate_for_prompts(replace(resolve(parameters()), config=config), painted.folder, painted.folder / "none", folder)
+    pictures: dict[str, list[bytes]] = {}
+    for line in (folder / "metadata.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        pictures.setdefault(row["record"], []).append(read_image(folder / row["file_name"]).tobytes())
+    vote(painted, monkeypatch, Voter(2), source=str(folder))
+    file = painted.folder / "raw/choices.jsonl"
+    pairs = {choice.of.record: choice.of for choice in read_choices(file).standing}
+    assert len({pair.unit for pair in pairs.values()}) == 2
+    for number, name in enumerate(("car", "dog")):
+        first, second, source = (
+            read_image(file.parent / each).tobytes()
+            for each in (pairs[name].first, pairs[name].second, *pairs[name].sources)
+        )
+        assert [first, second] == pictures[name][:2]
+        assert source == to_pil(picture(number, side=64)).tobytes()
+    # score reads the folder, too: an edit without its source is rejected.
+    scored = parameters(data=config.data.model_dump(), score={"path": str(folder)}, rewards=BRIGHTNESS)
+    assert len(pd.read_csv(score_folder(scored, painted.folder) / "scores.csv")) == 6
+    (folder / "metadata.jsonl").write_text('{"file_name": "1.png", "text": "make it red", "source_images": ["a.png"]}')
+    with pytest.raises(UserError, match="pictures with sources and without a record"):
+        vote(painted, monkeypatch, source=str(folder))
+
+
 def test_the_trained_model_is_judged_blind(painted: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match=r"vote\.source=ab compares .*baseline"):
         vote(painted, monkeypatch, source="ab")
@@ -245,5 +290,5 @@ def test_the_trained_model_is_judged_blind(painted: Project, monkeypatch: pytest
     standing = read_choices(painted.folder / "raw/choices.jsonl").standing
     assert {own.choice for own in standing} == {"second"}
     assert all((painted.folder / "raw" / own.of.first).is_file() for own in standing)
-    assert any("0 decided choices" in line for line in vote(painted, monkeypatch, Voter(0, finish))[1])
+    assert any("0 decided pairs" in line for line in vote(painted, monkeypatch, Voter(0, finish))[1])
     assert table["record"].str.startswith("held_out").all()

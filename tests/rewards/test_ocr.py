@@ -40,7 +40,6 @@ def page(text: str, top: int) -> Tensor:
     [
         "一块写着「你好」的牌子",
         "a dog",
-        "the dog's bone and the cat's",
         'a "b" “c” \'d\' 「e」 "f"',
         "an unclosed “quote",
     ],
@@ -48,6 +47,24 @@ def page(text: str, top: int) -> Tensor:
 def test_quoted_texts_equal_those_of_the_pipeline(prompt: str) -> None:
     pipeline = GlmImagePipeline.__new__(GlmImagePipeline)  # the method needs no modules
     assert sorted(quoted_texts(prompt)) == sorted(pipeline.get_glyph_texts(prompt)[0])
+
+
+@pytest.mark.parametrize(
+    ("prompt", "quoted"),
+    [
+        ("the dog's bone and the cat's", []),
+        ("the boys' room and the girls' room", []),
+        ("'70s cars and '80s cars", []),
+        ("a mechanic's sign \"Oil Change\" next to the driver's door", ["Oil Change"]),
+        ("the cafe's sign 'Today's Special' by the cook's cat", ["Today's Special"]),
+        ("\"Rock 'n' Roll\" and 'CAB'", ["Rock 'n' Roll", "CAB"]),
+        ("“say 'a' or \"b\"”", ["say 'a' or \"b\""]),
+        ("'a \"b' c\"", ["b' c"]),
+        ("写着'你好'和'再见'的牌子", ["你好", "再见"]),
+    ],
+)
+def test_apostrophes_are_no_quotation_marks(prompt: str, quoted: list[str]) -> None:
+    assert quoted_texts(prompt) == quoted
 
 
 def test_metadata_take_precedence_over_quotes() -> None:

@@ -1,5 +1,6 @@
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -314,18 +315,23 @@ def test_failing_in_the_first_call_or_without_a_share_stops_at_once() -> None:
         reward(PROMPTS, SAMPLES)
 
 
-def test_a_reward_that_paints_sorts_or_switches_gradients_off_changes_nothing_outside() -> None:
+def test_a_reward_that_paints_sorts_edits_or_switches_gradients_off_changes_nothing_outside() -> None:
     def careless(prompts, samples):
         torch.set_grad_enabled(False)
         prompts.sort(key=lambda prompt: prompt.id, reverse=True)
+        for prompt in prompts:
+            prompt.metadata["objects"].pop()
         for sample in samples:
             sample.fill_(255)
         return torch.ones(len(samples), requires_grad=True)
 
-    prompts, before = list(PROMPTS), [sample.clone() for sample in SAMPLES]
+    given = [replace(prompt, metadata={"objects": [prompt.id]}) for prompt in PROMPTS[:-1]]
+    given.append(given[-1])  # As in a group, whose samples share their record.
+    prompts, before = list(given), [sample.clone() for sample in SAMPLES]
     assert not FunctionReward("mine", careless)(prompts, SAMPLES).values.requires_grad
     assert torch.is_grad_enabled()
-    assert prompts == PROMPTS
+    assert prompts == given
+    assert [prompt.metadata for prompt in prompts] == [{"objects": [prompt.id]} for prompt in given]
     assert all(torch.equal(*pair) for pair in zip(before, SAMPLES, strict=True))
 
 

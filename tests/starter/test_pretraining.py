@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -71,7 +72,7 @@ def test_what_the_starter_has_not_written_is_never_replaced(tmp_path: Path, plac
     write_dataset(tmp_path / "photos", {"seed": 1}, (), lambda fresh: [])
 
 
-def test_tasks_run_in_order_until_ctrl_c_ends_their_process(tmp_path: Path) -> None:
+def test_a_task_tells_its_steps_in_order_until_ctrl_c_ends_its_process(tmp_path: Path) -> None:
     seen: list[tuple[str, int]] = []
 
     def noted(name: str, done: int) -> None:
@@ -80,11 +81,12 @@ def test_tasks_run_in_order_until_ctrl_c_ends_their_process(tmp_path: Path) -> N
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run_side_by_side([partial(tasks.count, "a", 3), partial(tasks.tell_pid_and_go_on, tmp_path / "pid")], 1, noted)
-    assert seen[:3] == [("a", done) for done in (1, 2, 3)]
+        run_side_by_side([partial(tasks.tell_pid_and_go_on, tmp_path / "pid")], 1, noted)
+    assert seen == [("endless", step) for step in range(4)]
     assert has_ended(tmp_path / "pid")
 
 
+@pytest.mark.slow  # As below, with real processes.
 def test_a_failure_is_raised_with_its_traceback_and_ends_the_others(tmp_path: Path) -> None:
     file = tmp_path / "pid"
     both = [partial(tasks.tell_pid_and_go_on, file), partial(tasks.fail_once_there, file)]
@@ -113,6 +115,22 @@ def test_memory_is_blamed_for_no_other_signal_than_sigkill(
     with pytest.raises(RuntimeError, match="ended without a result") as told:
         run_side_by_side([partial(tasks.count, "a", 1)], 1, lambda name, done: None)
     assert ("if memory runs out" in str(told.value)) == (number == signal.SIGKILL)
+
+
+def test_tasks_start_in_their_order_and_a_failure_ends_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    started, other = list[Any](), Mock()
+    joined = Mock(side_effect=[True, ProcessRaisedException("the ink has run out", 0, 7)])
+
+    def start(run: object, arguments: Any, **settings: Any) -> Mock:
+        started.append(arguments[0])
+        return Mock(join=joined, processes=[other])
+
+    monkeypatch.setattr(pretraining, "start_processes", start)
+    of_a, of_b, of_c = (partial(tasks.count, name, 1) for name in "abc")
+    with pytest.raises(ProcessRaisedException, match="the ink has run out"):
+        run_side_by_side([of_a, of_b, of_c], 2, lambda name, done: None)
+    assert started == [[of_a, of_b], [of_c]]
+    assert [call[0] for call in other.method_calls] == ["terminate", "join"] * 2
 
 
 def test_a_process_ends_after_its_caller(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,12 +71,12 @@ def files_of(version: Registered) -> Path:
 
 
 @contextmanager
-def crash(monkeypatch: pytest.MonkeyPatch, method: str, after: bool, call: int = 0) -> Iterator[None]:
+def crash(monkeypatch: pytest.MonkeyPatch, method: str, after: bool) -> Iterator[None]:
     """Kills the command just before or just after a call of MLflow's client has done what it was asked."""
     real, calls = getattr(mlflow.MlflowClient, method), itertools.count()
 
     def dies(*arguments: Any, **named: Any) -> Any:
-        is_due = next(calls) == call
+        is_due = not next(calls)
         if is_due and not after:
             raise SystemExit
         answer = real(*arguments, **named)

@@ -18,7 +18,7 @@ from tests.hub import hub
 from tests.models.families.glm_image import tiny as glm_image
 from tests.models.families.qwen2_5_vl.tiny import save_qwen2_5_vl, save_qwen3_vl
 from tests.models.families.sd3 import tiny as sd3
-from tests.models.families.test_flow_families import CASES, FRAMES, quick
+from tests.models.families.test_flow_families import CASES, FRAMES
 from tests.models.test_lora_files import write
 from tests.tracking.toy_adapters import with_facts
 from visual_grpo.common.digests import file_digest
@@ -33,6 +33,9 @@ from visual_grpo.training.components import load_model
 pytestmark = pytest.mark.usefixtures("small_sources")
 SIZE = {"height": 64, "width": 96}
 FAMILIES = [name for name in CASES if "," not in name]
+FAMILIES += ["flux2_klein of an edit", "glm_image", "glm_image of an edit"]
+QUICK = ("sd3", "qwen_image_edit_plus", "wan_i2v", "glm_image")
+"""A prompt, sources, a video, and two modules."""
 HALF = {"sd3", "wan", "flux_kontext"}
 """Families that are tried in bfloat16."""
 PROMPT, NAME, MOVED = "a red circle", "someone/sd3", "f" * 40
@@ -111,7 +114,9 @@ def same(one: Path, other: Path) -> bool:
     return all(frames)
 
 
-@pytest.mark.parametrize("family", [*quick(FAMILIES), "flux2_klein of an edit", "glm_image", "glm_image of an edit"])
+@pytest.mark.parametrize(
+    "family", [pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK)) for name in FAMILIES]
+)
 def test_the_cards_code_gives_the_picture_of_generate(family: str, tmp_path: Path) -> None:
     name, of_edit = family.partition(" ")[0], family.endswith("edit")
     build, options = CASES.get(name, (glm_image.pipeline, {}))
@@ -133,7 +138,7 @@ def test_the_cards_code_gives_the_picture_of_generate(family: str, tmp_path: Pat
     assert same(drawn, Path("sample").with_suffix(drawn.suffix))
 
 
-@pytest.mark.parametrize("save", [save_qwen2_5_vl, save_qwen3_vl])
+@pytest.mark.parametrize("save", [pytest.param(save_qwen2_5_vl, marks=pytest.mark.slow), save_qwen3_vl])
 def test_the_cards_code_gives_the_answer_of_generate(
     save: Callable[[Path], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -138,16 +138,16 @@ def test_the_same_weights_have_one_version_whatever_the_folder_is_called(
     assert REGISTRY.register(copy).version == 2, "a deleted version is none of the same weights"
 
 
-@pytest.mark.parametrize("after", [False, True])
-@pytest.mark.parametrize("step", ["log_model_artifacts", "create_registered_model", "create_model_version"])
-def test_a_crash_at_any_step_leaves_one_version_after_the_next_attempt(
-    project: Project, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, after: bool
+def test_crashes_at_any_step_leave_one_version_after_the_next_attempt(
+    project: Project, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tracker = project.start()
     tracker.end("FINISHED")
     folder = adapters(tmp_path / "adapters", base, mlflow_run_id=tracker.run_id)
-    with pytest.raises(SystemExit), crash(monkeypatch, step, after):
-        REGISTRY.register(folder)
+    for step in ("create_registered_model", "log_model_artifacts", "create_model_version"):
+        for after in (False, True):
+            with pytest.raises(SystemExit), crash(monkeypatch, step, after):
+                REGISTRY.register(folder)
     made = REGISTRY.register(folder)
     assert (made.version, champion()) == (1, None)
     check_weights(made.adapters())
@@ -184,8 +184,17 @@ def test_the_alias_moves_goes_back_and_may_come_again(project: Project, versions
     assert (champion(), REGISTRY.rolled_back(str(versions[2].weights))) == (3, None)
 
 
-def test_the_alias_moves_last(project: Project, versions: list[Registered], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_alias_moves_last_and_in_a_locked_database_nothing_does(
+    project: Project, versions: list[Registered], monkeypatch: pytest.MonkeyPatch
+) -> None:
     REGISTRY.promote(1)
+    with closing(sqlite3.connect(project.database, isolation_level=None)) as other, monkeypatch.context() as patch:
+        # SQLite waits for 5 s otherwise.
+        patch.setattr(sqlalchemy, "create_engine", partial(sqlalchemy.create_engine, connect_args={"timeout": 0.1}))
+        other.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(UserError, match=r"does not answer: .*database is locked"):
+            REGISTRY.promote(2)
+    assert champion() == 1
     move = "set_registered_model_alias"
     with pytest.raises(SystemExit), crash(monkeypatch, move, after=False):
         REGISTRY.promote(2)
@@ -272,20 +281,6 @@ def test_a_base_model_with_links_is_named_and_not_copied(project: Project, train
     files = files_of(REGISTRY.register(trained))
     assert not (files / "data/visual_grpo/base").exists()
     assert f"base: {base}" in (files / "MLmodel").read_text()
-
-
-def test_a_locked_database_is_told_and_nothing_changes(
-    project: Project, versions: list[Registered], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    REGISTRY.promote(1)
-    # SQLite waits for 5 s otherwise.
-    soon = partial(sqlalchemy.create_engine, connect_args={"timeout": 0.1})
-    monkeypatch.setattr(sqlalchemy, "create_engine", soon)
-    with closing(sqlite3.connect(project.database, isolation_level=None)) as other:
-        other.execute("BEGIN EXCLUSIVE")
-        with pytest.raises(UserError, match=r"does not answer: .*database is locked"):
-            REGISTRY.promote(2)
-    assert champion() == 1
 
 
 def test_gates_are_counted_once_for_each_adapter_and_settings(project: Project) -> None:

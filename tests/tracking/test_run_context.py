@@ -70,14 +70,14 @@ def test_only_what_is_read_and_is_as_recorded_has_a_dvc_hash(project: Path) -> N
     assert run_context.dvc_tags(project, ["data"]) == {}
 
 
-@pytest.mark.parametrize("damaged", ["- 1\n", "<<<<<<< HEAD\nschema: '2.0'\n=======\n"])
-def test_a_damaged_dvc_lock_is_told_with_the_remedy(project: Path, damaged: str) -> None:
+def test_a_damaged_dvc_lock_is_told_with_the_remedy(project: Path) -> None:
     dvc(project, "init", "-q")
     (project / "dvc.yaml").write_text("stages: {make: {cmd: make, outs: [data/a]}}")
     assert run_context.recorded(project) == {}
-    (project / "dvc.lock").write_text(damaged)
-    with pytest.raises(UserError, match=r"^DVC: .*dvc\.lock.*git checkout"):
-        run_context.recorded(project)
+    for damaged in ("- 1\n", "<<<<<<< HEAD\nschema: '2.0'\n=======\n"):
+        (project / "dvc.lock").write_text(damaged)
+        with pytest.raises(UserError, match=r"^DVC: .*dvc\.lock.*git checkout"):
+            run_context.recorded(project)
 
 
 def test_mlflow_shows_who_ran_which_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,6 @@ import os
 import shutil
 import sys
 import time
-from contextlib import suppress
 from typing import Any
 
 import mlflow
@@ -127,36 +126,32 @@ def test_a_run_that_mlflow_never_had_is_made_whole_and_once(project: Project) ->
         assert results.in_mlflow() == first
 
 
-@pytest.mark.parametrize(
-    ("steps", "made", "own_run", "said"),
-    [
-        (4, "synced", False, "MLflow keeps it: adapter={}"),
-        (4, "synced", True, "MLflow does not keep it: copy the folder"),  # Its own part will be logged over them.
-        (4, "changed", False, "MLflow does not keep it: copy the folder"),
-        (4, "deleted", False, "MLflow does not keep it: copy the folder"),
-        (5, "synced", False, "MLflow keeps it: adapter={}"),
-        (5, "synced", True, None),  # It goes on.
-    ],
-)
 def test_a_training_says_what_it_replaces_and_whether_mlflow_keeps_it(
-    project: Project, capsys: pytest.CaptureFixture[str], steps: int, made: str, own_run: bool, said: str | None
+    project: Project, capsys: pytest.CaptureFixture[str]
 ) -> None:
     results = Results(project, "0" * 32)
     results.sync()
     [run] = project.runs()
-    if made == "changed":
-        Results(project, "0" * 32, steps=6)
-    elif made == "deleted":
-        project.client.delete_run(run.info.run_id)
-    show_replaced(results.adapters, steps, run.info.run_id if own_run else "1" * 32)
-    printed = capsys.readouterr().out
-    if said is None:
-        assert printed == ""
-    else:
-        length = 6 if made == "changed" else 5
+    own, other = run.info.run_id, "1" * 32
+    kept, lost = f"MLflow keeps it: adapter={own}", "MLflow does not keep it: copy the folder"
+
+    def check(steps: int, run_id: str, said: str, length: int = STEPS) -> None:
+        show_replaced(results.adapters, steps, run_id)
+        printed = capsys.readouterr().out
         assert f"This training replaces the adapter of {length} steps in {results.adapters}" in printed
-        assert said.format(run.info.run_id) in printed
+        assert said in printed
         assert "(ar 5 steps)" in printed
+
+    check(4, other, kept)
+    check(5, other, kept)
+    check(4, own, lost)  # Its own part will be logged over them.
+    show_replaced(results.adapters, 5, own)
+    assert capsys.readouterr().out == "", "it goes on"
+    project.client.delete_run(own)
+    check(4, other, lost)
+    project.client.restore_run(own)
+    Results(project, "0" * 32, steps=6)
+    check(4, other, lost, 6)
 
 
 def test_what_a_training_could_not_log_is_added_beside_what_it_could(project: Project) -> None:
@@ -180,20 +175,17 @@ def test_what_a_training_could_not_log_is_added_beside_what_it_could(project: Pr
     judged(results.in_mlflow())
 
 
-STEPS_OF_SYNC = ("log_batch", "log_image", "log_artifacts", "log_text", "set_terminated", "create_run")
+OF_TRAINING = ("create_run", "log_batch", "log_image", "log_artifacts")
+OF_EVALUATION = ("log_artifacts", "log_image", "log_text", "log_batch", "set_terminated")
+CUTS = [(method, after) for method in OF_TRAINING for after in (False, True)]
+CUTS += [("set_terminated", False), *((method, True) for method in OF_EVALUATION)]
 
 
-# Before a step is mostly after the one that precedes it.
-@pytest.mark.parametrize(
-    ("method", "after"), [*((method, True) for method in STEPS_OF_SYNC), ("set_terminated", False)]
-)
-def test_a_sync_that_is_cut_short_anywhere_is_completed(
-    project: Project, monkeypatch: pytest.MonkeyPatch, method: str, after: bool
-) -> None:
+def test_a_sync_that_is_cut_short_everywhere_is_completed(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     results = Results(project, "0" * 32)
     results.evaluate()
-    for call in range(3):
-        with suppress(SystemExit), crash(monkeypatch, method, after, call):
+    for method, after in CUTS:
+        with pytest.raises(SystemExit), crash(monkeypatch, method, after):
             sync.sync([results.output])
     results.sync()
     found = results.in_mlflow()
@@ -249,17 +241,17 @@ def test_a_picture_that_is_no_png_is_given_to_no_other_program(
     assert not ran.exists()
 
 
-@pytest.mark.parametrize("place", ["06_models/adapters/ar/more.txt", "08_reporting/evaluation/more.html"])
-def test_a_result_with_a_link_is_not_logged(project: Project, place: str) -> None:
+def test_a_result_with_a_link_is_not_logged(project: Project) -> None:
     results = Results(project, "0" * 32)
     results.evaluate()
     secret = project.folder / "id_ed25519"
     secret.write_text("private key")
-    (results.output / place).symlink_to(secret)
-    (said, *_), whole = sync.sync([results.output])
-    assert (f"{place} is a link" in said, whole) == (True, False)
-    assert b"private key" not in results.in_mlflow()["files"].values()
-    (results.output / place).unlink()
+    for place in ("06_models/adapters/ar/more.txt", "08_reporting/evaluation/more.html"):
+        (results.output / place).symlink_to(secret)
+        (said, *_), whole = sync.sync([results.output])
+        assert (f"{place} is a link" in said, whole) == (True, False)
+        assert b"private key" not in results.in_mlflow()["files"].values()
+        (results.output / place).unlink()
     results.sync()
     complete(results.in_mlflow())
 

@@ -11,7 +11,7 @@ import math
 import struct
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import IO
 
@@ -31,7 +31,9 @@ _DAMAGE = (
 """Exceptions that Pillow's decoders raise on damaged files."""
 _TILE = (322, 323)
 """Tags of TIFF: width and height of a tile."""
-_UNREADABLE = (".heic", ".heif", ".jxl")
+HEIC = (b"heic", b"heix", b"mif1", b"msf1")
+"""Brands of ISO media that say HEIC, the last two AVIF as well; at bytes 8 to 11."""
+_JPEG_XL = (b"\xff\n", b"\0\0\0\x0cJXL ")
 _FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "DIB", "GIF", "TIFF", "AVIF", "JPEG2000", "PPM", "TGA")
 _RUN_PROGRAMS = ("EPS", "WMF")
 """Formats that are programs themselves: Pillow hands them to Ghostscript or Windows."""
@@ -209,10 +211,19 @@ def opened(file: str | Path | IO[bytes]) -> Iterator[Image.Image]:
             error.add_note(f"While {name_of(file)} was read.")
             raise
         # Pillow names the file, or the address of one in memory.
-        reason = "empty, damaged or in an unknown format" if isinstance(error, UnidentifiedImageError) else error
-        if name_of(file).lower().endswith(_UNREADABLE):
-            reason = "HEIC and JPEG XL are not supported; convert it to PNG or JPEG"
+        reason = _why_unidentified(file) if isinstance(error, UnidentifiedImageError) else error
         raise ImageError(f"{name_of(file)}: cannot be read as an image ({reason})") from error
+
+
+def _why_unidentified(file: str | Path | IO[bytes]) -> str:
+    """Judges by the content: phones and chats give names such as IMG_1.JPG to HEIC."""
+    with Path(file).open("rb") if isinstance(file, str | Path) else nullcontext(file) as content:
+        content.seek(0)
+        head = content.read(32)
+    is_heic = head[4:8] == b"ftyp" and head[8:12] in HEIC and b"avif" not in head
+    if is_heic or head.startswith(_JPEG_XL):
+        return "HEIC and JPEG XL are not supported; convert it to PNG or JPEG"
+    return "empty, damaged or in an unknown format"
 
 
 def _orientation(image: Image.Image) -> int:

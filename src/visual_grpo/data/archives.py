@@ -9,9 +9,11 @@ import json
 import os
 import re
 import shutil
+import struct
 import tarfile
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import groupby
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -26,6 +28,12 @@ from visual_grpo.config import DataConfig
 from visual_grpo.data.record import EmbeddedImage, Limits, Rejected, is_system_file
 
 _MB = 1_000_000
+_UTF8 = 1 << 11
+"""Flag of a zip's entry: its name is UTF-8."""
+_UNICODE_PATH = 0x7075
+"""Kind of an entry's extra field, by Info-ZIP: a version, the CRC-32 of the entry's own name, and the name in UTF-8."""
+_RULES = 2
+"""Number of the rules by which a zip is unpacked, so that what earlier ones gave is not read."""
 _ALWAYS = 100 * _MB
 """Bytes that every zip may unpack to: a short list of prompts may well be a thousand times as long as its zip."""
 _MEMBER = re.compile(r"((?:.*/)?[^./]+)\.([^/]+)")
@@ -41,7 +49,7 @@ def unzipped(path: Path, data: DataConfig) -> Path:
 
     Raises UserError if it is damaged or unpacks to more than ``data`` and the disk allow; nothing of it is left then.
     """
-    folder = _cache() / file_digest(path)
+    folder = _cache() / f"{file_digest(path)}.{_RULES}"
     if not folder.is_dir():
         folder.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{folder}.lock"):
@@ -57,11 +65,26 @@ def _unpack(path: Path, folder: Path, data: DataConfig) -> None:
             _check(path, archive.infolist(), data, shutil.disk_usage(folder.parent).free)
             with fresh_folder(folder) as draft:
                 for entry in archive.infolist():  # Windows' archives may have its separators.
-                    entry.filename = entry.filename.replace("\\", "/")
+                    entry.filename = _name(entry).replace("\\", "/")
                     archive.extract(entry, draft)  # Never more of a file than its header says.
                 os.sync()  # If the machine fails, the folder is not there before its files.
     except (BadZipFile, RuntimeError, EOFError, OSError, ValueError, zlib.error) as error:
         raise UserError(f"{path} cannot be unpacked ({error}). Unpack it yourself and give the folder.") from error
+
+
+def _name(entry: ZipInfo) -> str:
+    """Returns the name of an entry: UTF-8 also without the flag, as Linux and macOS write it, where its bytes allow."""
+    if entry.flag_bits & _UTF8 or entry.orig_filename.isascii():
+        return entry.filename
+    name, extra = entry.orig_filename.encode("cp437"), entry.extra
+    while len(extra) >= 4:  # Python reads this field from 3.12 on.
+        kind, size = struct.unpack_from("<HH", extra)
+        if kind == _UNICODE_PATH and extra[4:9] == struct.pack("<BL", 1, zlib.crc32(name)):
+            name = extra[9 : 4 + size]
+        extra = extra[4 + size :]
+    with suppress(UnicodeDecodeError):
+        return name.decode()
+    return entry.filename
 
 
 def _check(path: Path, entries: list[ZipInfo], data: DataConfig, free: int) -> None:

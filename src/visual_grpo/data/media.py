@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from visual_grpo.common.images import ImageError, read_size
+from visual_grpo.common.images import HEIC, ImageError, read_size
 from visual_grpo.data.record import EmbeddedImage, find_file, is_image_name, is_video_name
 
 _URL = re.compile(r"[a-z][a-z0-9+.-]+://", re.IGNORECASE)
@@ -90,7 +90,7 @@ def is_video(value: Any) -> bool:
 
 def is_video_content(head: bytes) -> bool:
     """Returns whether a file's first twelve bytes are those of MP4, MOV, Matroska, WebM or AVI."""
-    is_iso = head[4:8] == b"ftyp" and head[8:12] not in (b"avif", b"avis", b"heic", b"heix", b"mif1", b"msf1")
+    is_iso = head[4:8] == b"ftyp" and head[8:12] not in (b"avif", b"avis", *HEIC)
     return is_iso or head.startswith(b"\x1aE\xdf\xa3") or (head[:4], head[8:12]) == (b"RIFF", b"AVI ")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import hashlib
 import os
+import re
 import unicodedata
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
@@ -33,6 +34,8 @@ LFS_REMEDY = "Fetch the files with: git lfs pull"
 _LFS_POINTER = b"version https://git-lfs."
 _MB = 1_000_000
 _MOVE = "Move it into the folder, or set data.allow_outside=true if you trust these records"
+_SNAPSHOT = re.compile(r"(.*/(?:models|datasets)--[^/]+)/snapshots/[^/]+(?:/.*)?", re.DOTALL)
+"""Matches a folder in the Hugging Face cache, or one below it: the entry of a repository, and a commit."""
 _MAX_SHOWN = 80
 """Characters of an invalid value shown in a message."""
 
@@ -193,10 +196,17 @@ class Limits:
         """Returns whether a file's name belongs to a picture, or to a video where targets are videos."""
         return is_image_name(name) or (self.videos and is_video_name(name))
 
+    @cached_property
+    def _folders(self) -> list[Path]:
+        """``folder``, and of a snapshot in the Hugging Face cache the folder that its files are links to."""
+        snapshot = _SNAPSHOT.fullmatch(str(self.folder))
+        return [Path(str(self.folder)), *([Path(snapshot[1], "blobs")] if snapshot else [])]
+
     def is_inside(self, path: Path) -> bool:
         """Returns whether the path is inside; also true for one that cannot exist, because of a NUL character."""
         try:
-            return self.folder is None or Path(os.path.realpath(path)).is_relative_to(self.folder)
+            real = Path(os.path.realpath(path))
+            return self.folder is None or any(map(real.is_relative_to, self._folders))
         except (ValueError, OSError):
             return True
 

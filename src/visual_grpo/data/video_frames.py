@@ -18,13 +18,15 @@ from PIL import Image
 
 from visual_grpo.common.digests import file_digest
 from visual_grpo.common.errors import counted
-from visual_grpo.common.images import ImageError, read_image, read_size
+from visual_grpo.common.images import ImageError, opened, read_image, read_size, stretch
 from visual_grpo.common.videos import animated
 from visual_grpo.config import DataConfig
 from visual_grpo.data.media import is_video, is_video_content
 from visual_grpo.data.record import LFS_REMEDY, EmbeddedImage, Original, Rejected, is_image_name, is_lfs_pointer
 
 _REMEDY = "Replace the video or remove the record"
+_TIMED = ("GIF", "PNG", "WEBP", "AVIF")
+"""Formats of animations; those with several pictures without times, such as TIFF, are none."""
 
 
 class Clip(NamedTuple):
@@ -114,8 +116,12 @@ def _animation(file: Original, data: DataConfig) -> Iterator[tuple[Image.Image, 
     """Yields pictures while they are asked for: long ones would fill the memory."""
     content = file if isinstance(file, Path) else file.open()
     require_pixels(file.name, read_size(content), data)
+    with opened(content) as image:
+        has_times = image.format in _TIMED and getattr(image, "is_animated", False)
     durations = []
     for picture, milliseconds in animated(content):
+        if has_times and milliseconds <= 10:
+            milliseconds = 100  # As browsers show it, which follow Firefox (WebKit's bug 36082).
         durations.append(milliseconds)
         yield picture, milliseconds / 1000
     if not any(durations) and len(durations) == 1:
@@ -148,6 +154,8 @@ def _decoded(file: Path, data: DataConfig, name: str | None = None) -> Iterator[
     try:
         fps = capture.get(cv2.CAP_PROP_FPS)
         width, height = (int(capture.get(side)) for side in (cv2.CAP_PROP_FRAME_WIDTH, cv2.CAP_PROP_FRAME_HEIGHT))
+        aspect = _pixel_aspect(capture)
+        width, height = max(width, round(width * aspect)), max(height, round(height / aspect))
         require_pixels(name, (width, height), data)
         last: tuple[Image.Image, float] | None = None
         while fps > 0:
@@ -157,8 +165,18 @@ def _decoded(file: Path, data: DataConfig, name: str | None = None) -> Iterator[
                 yield last[0], time - last[1] if read and time > last[1] else 1 / fps
             if not read:
                 break
-            last = Image.fromarray(cv2.cvtColor(frame, cv2.COLOR_BGR2RGB)), time
+            picture = Image.fromarray(cv2.cvtColor(frame, cv2.COLOR_BGR2RGB))
+            last = picture if aspect == 1 else stretch(picture, height, width), time
     finally:
         capture.release()
     if last is None:
         raise Rejected("video_without_frames", f"{name} has no frames that can be decoded", _REMEDY)
+
+
+def _pixel_aspect(capture: cv2.VideoCapture) -> float:
+    """Returns width / height of a pixel as it is shown, as of DVDs and camcorders; 1 where the file does not say."""
+    width, height = (capture.get(side) for side in (cv2.CAP_PROP_SAR_NUM, cv2.CAP_PROP_SAR_DEN))
+    if width <= 0 or height <= 0:
+        return 1
+    # The file's are of a frame before OpenCV turns it.
+    return height / width if capture.get(cv2.CAP_PROP_ORIENTATION_META) % 180 else width / height

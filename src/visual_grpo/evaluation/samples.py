@@ -149,17 +149,18 @@ def generate_and_score(
         (folder / sampler).mkdir(parents=True, exist_ok=True)
         batches = generate_batches(policy, requested, settings, batch_size)
         for batch, samples, scores in _scored(scorer, _whole_groups(batches) if scorer.needs_whole_groups else batches):
-            if not frames:
-                _check_any_scored(scores)
             frames.append(_rows(sampler, batch, samples, scores, folder))
+            summed += float(scores.total.nansum())
+            scored += int((~scores.total.isnan()).sum())
+            if not scored and _can_be_scored(scorer, batch):
+                _check_any_scored(pd.concat(frames))
             for file, request, sample in zip(frames[-1]["file"], batch, samples, strict=True):
                 # Level 1: a third of the time, a third more bytes.
                 save(request.record, sample, scorer, folder / file, compress_level=1)
-            summed += float(scores.total.nansum())
-            scored += int((~scores.total.isnan()).sum())
             if advance is not None:
-                advance(len(batch), reward=summed / scored)
+                advance(len(batch), reward=summed / scored if scored else None)
     table = pd.concat(frames, ignore_index=True)
+    _check_any_scored(table)
     table = table.drop(columns=[column for column in ("answer", "source", "target") if table[column].isna().all()])
     return _write_scores(table, scorer, folder)
 
@@ -224,11 +225,21 @@ def _whole_groups(batches: Iterable[Generated]) -> Iterator[Generated]:
     yield [request for request, _ in held], [sample for _, sample in held]
 
 
-def _check_any_scored(scores: Scores) -> None:
-    if scores.total.isnan().all():
-        unscored = [name for name, values in scores.rewards.items() if values.isnan().all()]
+def _can_be_scored(scorer: RewardSet, batch: Sequence[Request]) -> bool:
+    """False if a reward says that it scores none of these records, as in a dataset where only others ask for text."""
+    try:
+        scorer.check_records([request.record for request in batch])
+    except UserError:
+        return False
+    return True
+
+
+def _check_any_scored(table: pd.DataFrame) -> None:
+    if table["total"].isna().all():
+        empty = table.filter(regex="^reward/").isna().all()
+        unscored = empty[empty].index.str.removeprefix("reward/")
         raise UserError(
-            f"none of the first {len(scores.total)} samples could be scored, so that nothing could be compared;"
+            f"none of {len(table)} samples could be scored, so that nothing could be compared;"
             f" unscored were: {', '.join(unscored)}"
         )
 

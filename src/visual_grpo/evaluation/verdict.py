@@ -287,8 +287,8 @@ def _control_line(control: Mapping[str, Any]) -> str:
         return f"Control: the base model with {settings} has no sample that could be scored."
     best = f" (the best of {control['of']})" if control["of"] > 1 else ""
     return (
-        f"Control: without training, {settings} gives the base model {control['baseline']:z.3f}{best}; the trained"
-        f" model against that: {change(control)}."
+        f"Control: without training, {settings} gives the base model {control['baseline']:z.{decimals(control)}f}"
+        f"{best}; the trained model against that: {change(control)}."
     )
 
 
@@ -328,7 +328,8 @@ def _control_note(headline: Mapping[str, Any]) -> str:
         return ""
     reached = "more" if control["ci_high"] < 0 else "as much"
     settings = control["sampler"].removeprefix("eval ")
-    return f" But {settings} alone gives the base model {reached}: {control['baseline']:z.3f}, without any training."
+    reaches = f"{reached}: {control['baseline']:z.{decimals(control)}f}"
+    return f" But {settings} alone gives the base model {reaches}, without any training."
 
 
 def _guards_note(headline: Mapping[str, Any]) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 import diffusers
 import torch
+from diffusers import FlowMatchEulerDiscreteScheduler
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]
 from safetensors import SafetensorError
@@ -48,7 +49,9 @@ def load_pipeline(
         pipeline_class: its name in diffusers.
         optional: components that a saved pipeline may lack, in addition to those that diffusers knows of.
         without: components that are not loaded even where they are there.
-        prepare: what is done to the pipeline's networks before they are on the device.
+        prepare: what is done to the pipeline before its networks are on the device.
+
+    Raises UserError for a scheduler whose steps are not those of Euler's method, which are the mean of the SDE's steps.
     """
     device = resolve_device(config.device)
     check_base_weights(config.base_weights, device)
@@ -75,6 +78,7 @@ def load_pipeline(
     for network in networks.values():
         network.eval().requires_grad_(False)
     prepare(pipeline)
+    _require_euler(path, pipeline.scheduler)
     kept = torch.device("cpu") if config.offload != "none" and device.type != "meta" else device
     if config.lora is not None:
         merge(pipeline.transformer, read_lora(pipeline_class, merged_lora(config.lora)))
@@ -83,6 +87,17 @@ def load_pipeline(
     quantize(frozen, config.base_weights, device, kept=kept)
     place(networks, device, config.offload)
     return pipeline
+
+
+def _require_euler(path: str, scheduler: Any) -> None:
+    kind, euler = type(scheduler).__name__, FlowMatchEulerDiscreteScheduler.__name__
+    changes = {name: False for name in ("stochastic_sampling", "invert_sigmas") if scheduler.config.get(name)}
+    if kind != euler or changes:
+        others = "".join(f", {name}=False" for name in changes) or ", shift=SHIFT"
+        raise UserError(
+            f"The scheduler of {path!r} is {' with '.join([kind, *changes])}; what is trained are the steps of {euler}."
+            f" Save the pipeline with pipeline.scheduler = {euler}.from_config(pipeline.scheduler.config{others})."
+        )
 
 
 def place(networks: Mapping[str, Any], device: torch.device, offload: str = "none") -> None:

@@ -3,6 +3,7 @@ device) and for measurements (random ones)."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -14,6 +15,8 @@ import torch
 from diffusers import pipelines
 from torch import nn
 from transformers import AutoConfig, GenerationConfig, PreTrainedModel
+
+from visual_grpo.common.errors import UserError
 
 _device: str | None = None
 _SHOWN = 3
@@ -38,6 +41,8 @@ def networks_of(described: Mapping[str, Any], folder: str | Path, dtype: torch.d
     Raises ValueError for files that are not the weights of their class.
     """
     classes = {name: class_of(library, kind) for name, (library, kind) in described.items()}
+    for name in classes:
+        _require_unquantized(Path(folder, name))
     return {
         name: _whole(kind.from_pretrained, Path(folder, name), dtype)
         if _device is None
@@ -57,12 +62,24 @@ def load_network(auto_class: Any, folder: str | Path, dtype: torch.dtype) -> Any
 
     Raises ValueError for files that are not the weights of their class.
     """
+    _require_unquantized(Path(folder))
     if _device is None:
         # By default the user is asked whether to run a model's code.
         return _whole(auto_class.from_pretrained, Path(folder), dtype, trust_remote_code=False)
     configuration = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     build = partial(auto_class.from_config, configuration, trust_remote_code=False)
     return _generating(frozen(build, dtype, _device), Path(folder))
+
+
+def _require_unquantized(folder: Path) -> None:
+    """A LoRA on weights of few bits would be computed in their integers, and their libraries are not installed."""
+    file = folder / "config.json"
+    configuration = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    if quantized := configuration.get("quantization_config"):
+        raise UserError(
+            f"The weights in {folder} are quantised already ({quantized.get('quant_method', 'in an unknown way')})."
+            " Name the model in its original precision as model.path, and set model.base_weights to 8bit or 4bit."
+        )
 
 
 def _whole(load: Callable[..., Any], folder: Path, dtype: torch.dtype, **given: Any) -> Any:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from pkgutil import resolve_name
 from textwrap import shorten
+from typing import Any
 
 from kedro.pipeline import Node, Pipeline
 
@@ -43,7 +45,9 @@ def create_pipeline() -> Pipeline:
 
 
 LISTED = "metadata.jsonl"
-"""File, prompt and seed of each picture: an image folder, so that score reads it."""
+"""File, prompt, seed, record and sources of each picture: an image folder, so that score reads it."""
+_SOURCES = "sources"
+"""Folder of copies of the sources: those of ``generate.prompts`` are prepared for the time of the run only."""
 _SHEET_COLUMNS, _SHEET_MOST = 5, 100
 _LONGEST_LIST = 200
 """Characters of the list of unknown words."""
@@ -123,16 +127,28 @@ def _prompts(settings: GenerateConfig, data: DataConfig) -> Iterator[Sequence[Pr
 
 def _write(folder: Path, generated: Sequence[tuple[Request, Sample]], painter: Painter, each: int) -> None:
     digits = len(str(len(generated)))
-    rows, pictures = [], []
+    rows: list[dict[str, Any]] = []
+    pictures = []
     for number, (request, sample) in enumerate(generated, start=1):
         file = f"{number:0{digits}d}{suffix_of(sample)}"
         save(request.record, sample, painter, folder / file)
         pictures.append(of_sample(request.record, sample, painter))
-        answer = {"answer": sample.text} if isinstance(sample, TextSample) else {}
-        rows.append({"file_name": file, "text": request.record.prompt, "seed": request.seed, **answer})
+        row = {"file_name": file, "text": request.record.prompt, "seed": request.seed, "record": request.record.id}
+        if isinstance(sample, TextSample):
+            row["answer"] = sample.text  # Its picture shows the source.
+        elif request.record.source_images:
+            row["source_images"] = [_copied(source, folder) for source in request.record.source_images]
+        rows.append(row)
     lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     (folder / LISTED).write_text(lines, encoding="utf-8")
     captions = [caption(str(row["text"]), str(row["file_name"]), LISTED) for row in rows]
     columns = each * max(1, _SHEET_COLUMNS // each)  # The samples of a prompt are in one row.
     sheet = grid(pictures[:_SHEET_MOST], captions[:_SHEET_MOST], columns=min(columns, len(pictures)))
     sheet.save(folder / "contact_sheet.png")
+
+
+def _copied(source: Path, folder: Path) -> str:
+    """Copies a source, whose name is one of its own, and returns its path relative to ``folder``."""
+    (folder / _SOURCES).mkdir(exist_ok=True)
+    shutil.copyfile(source, folder / _SOURCES / source.name)
+    return f"{_SOURCES}/{source.name}"

@@ -47,7 +47,7 @@ from visual_grpo.rewards.build import negative_points
 from visual_grpo.rewards.votes.choices import AB, Ballot, Choice, Pair, append_line, read_choices
 from visual_grpo.rewards.votes.head import PIXELS, family_scores
 from visual_grpo.rewards.votes.server import served
-from visual_grpo.rewards.votes.votes_reward import FILE, LEAST, decided, fitted_head
+from visual_grpo.rewards.votes.votes_reward import FILE, LEAST, decided_pairs, fitted_head
 from visual_grpo.tracking.adapter_lookup import adapters_or_base
 from visual_grpo.training import components
 
@@ -166,10 +166,10 @@ def _report_blind(choices: Sequence[Choice], folder: Path) -> None:
 
 
 def _fit_head(file: Path) -> None:
-    """Fits a head, if there are enough choices, and says how to train with it."""
-    decisive = decided(read_choices(file).standing)
-    if decisive < LEAST:
-        console.note(f"{counted(decisive, 'decided choice')} so far; a reward needs {LEAST}.")
+    """Fits a head, if there are enough pairs, and says how to train with it."""
+    pairs = decided_pairs(read_choices(file).standing)
+    if pairs < LEAST:
+        console.note(f"{counted(pairs, 'decided pair')} so far; a reward needs {LEAST}.")
         return
     console.note(f"A reward of these choices, with pixels as features: {fitted_head(file, PIXELS)}.")
     console.note(f"Train with it: --params=reward=null,rewards.votes.options.head={file.with_name(FILE)}")
@@ -300,41 +300,50 @@ def _blind_pairs(settings: VoteConfig, folders: Sequence[Path], records: RecordT
 
 
 def _folder_pairs(settings: VoteConfig, file: Path) -> list[Pair]:
-    """Pairs pictures of one prompt: the first with the second, the third with the fourth, and so on."""
+    """Pairs pictures of one record: the first with the second, the third with the fourth, and so on."""
     folder = settled(Path(settings.source))
-    prompts: dict[str, list[str]] = {}
+    records: dict[str, list[dict[str, Any]]] = {}
     try:
         for text in file_in(folder, LISTED).read_text(encoding="utf-8").splitlines():
             line = json.loads(text)
-            prompts.setdefault(str(line["text"]), []).append(str(line["file_name"]))
+            row = {
+                "prompt": str(line["text"]),
+                "file": str(line["file_name"]),
+                "sources": line.get("source_images", []),
+            }
+            if "record" not in line and row["sources"]:
+                raise ValueError("pictures with sources and without a record")
+            record = str(line.get("record", _hash(row["prompt"])))
+            records.setdefault(record, []).append(row | {"record": record})
     except (UserError, OSError, ValueError, TypeError, KeyError) as error:
         raise UserError(
             f"vote.source must be draw, ab, or a folder that generate wrote; {folder / LISTED} cannot be read"
             f" ({error!r}). Make one.",
             remedy="generate",
         ) from error
-    couples = [
-        [(prompt, *pair) for pair in zip(names[::2], names[1::2], strict=False)] for prompt, names in prompts.items()
-    ]
-    # The first pair of each prompt, then the second of each, and so on.
+    couples = [list(zip(rows[::2], rows[1::2], strict=False)) for rows in records.values()]
+    # The first pair of each record, then the second of each, and so on.
     couples_in_turn = [couple for turn in itertools.zip_longest(*couples) for couple in turn if couple is not None]
     if not couples_in_turn:
         raise UserError(
             f"vote.source: {folder} has no prompt with two pictures; generate more of each: generate.samples=2"
         )
     pairs = []
-    for prompt, *names in couples_in_turn[: settings.pairs]:
-        first, second = (keep(read_image(file_in(folder, name)), file) for name in names)
+    for couple in couples_in_turn[: settings.pairs]:
+        row = couple[0]
+        first, second = (keep(read_image(file_in(folder, each["file"])), file) for each in couple)
+        sources = tuple(keep(read_image(file_in(folder, name)), file) for name in row["sources"])
         pairs.append(
             Pair(
-                pair=_hash("folder", prompt, first, second),
+                pair=_hash("folder", row["prompt"], first, second, *sources),
                 source=settings.source,
-                prompt=prompt,
-                record=_hash(prompt),
-                family=prompt,
-                unit=prompt,
+                prompt=row["prompt"],
+                record=row["record"],
+                family=row["prompt"],
+                unit=sources[0] if sources else row["prompt"],  # Edits of one picture are held out together.
                 first=first,
                 second=second,
+                sources=sources,
             )
         )
     return pairs

@@ -43,7 +43,7 @@ class ClipAndConditions:
     Conditioned rewards of GDPO (arXiv 2601.05242): an easy reward is worth nothing without a hard one.
     """
 
-    def check(self, name: str, weight: float, rewards: Mapping[str, object]) -> None:
+    def check(self, name: str, weight: float, rewards: Mapping[str, FunctionReward]) -> None:
         """Raises UserError if this cannot be applied to the reward ``name`` of this weight among ``rewards``."""
         low, high = self.clip
         if low is not None and high is not None and not low < high:
@@ -53,6 +53,11 @@ class ClipAndConditions:
                 raise UserError(
                     f"rewards.{name}.only_where names {other!r}, which is not one of the other rewards."
                     f"{nearest_hint(other, [known for known in rewards if known != name])}"
+                )
+            if rewards[other].judge_of is not None and rewards[name].judge_of is None:
+                raise UserError(
+                    f"rewards.{name}.only_where names {other!r}, a judge, and judges do not score rollouts. Name a"
+                    " reward that is not a judge"
                 )
         if self.only_where and self._worst(weight) is None:
             end = "upper" if weight < 0 else "lower"
@@ -106,7 +111,7 @@ class RewardSet:
         self.functions = {name: _named(name, function) for name, (function, _) in rewards.items()}
         self.counting = {name: rule for name, rule in counting.items() if rule != ClipAndConditions()}
         for name, rule in self.counting.items():
-            rule.check(name, self.weights[name], rewards)
+            rule.check(name, self.weights[name], self.functions)
 
     def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Sample]) -> Scores:
         """Scores B samples; ``total`` is NaN where a reward with a weight is unscored."""

@@ -29,9 +29,12 @@ if TYPE_CHECKING:
     from onnxruntime import InferenceSession
     from rapidocr import RapidOCR
 
-_QUOTED = re.compile("'([^']*)'"), re.compile("“([^“”]*)”"), re.compile('"([^"]*)"'), re.compile("「([^「」]*)」")
-"""One pattern for each kind of quotation marks that diffusers 0.42 recognises (`GlmImagePipeline.get_glyph_texts`),
-because only this text reaches the glyph encoder. As there, two apostrophes can match as a pair of quotation marks."""
+_DOUBLE = re.compile('(“[^“”]*”|"[^"]*"|「[^「」]*」)')
+_LETTER = r"[^\W\u2e80-\ud7ff]"
+"""A letter or digit, but of no East Asian script: these have no apostrophes, and no spaces around quotation marks."""
+_SINGLE = re.compile(rf"(?<!{_LETTER})'((?:[^']|(?<={_LETTER})'(?={_LETTER}))*)'(?!{_LETTER})")
+"""With `_DOUBLE`, the quotation marks that diffusers 0.42 recognises (`GlmImagePipeline.get_glyph_texts`), because only
+this text reaches the glyph encoder. Unlike there, an apostrophe is not a quotation mark."""
 _LINE_HEIGHT = 48
 """Input height of the recogniser in pixels; the width is free."""
 _BATCH = 16
@@ -94,9 +97,11 @@ def normalised(text: str) -> str:
 
 
 def quoted_texts(prompt: str) -> list[str]:
-    """The quoted texts that the pipeline would render, in the prompt's order, without empty ones."""
-    matches = [match for pattern in _QUOTED for match in pattern.finditer(prompt)]
-    return [match[1] for match in sorted(matches, key=lambda match: match.start()) if match[1].strip()]
+    """The quoted texts in the prompt's order, without empty ones, and each once: the outer double marks count."""
+    texts: list[str] = []
+    for number, part in enumerate(_DOUBLE.split(prompt)):
+        texts += [part[1:-1]] if number % 2 else _SINGLE.findall(part)
+    return [text for text in texts if text.strip()]
 
 
 def asked_text(record: PromptRecord) -> str | None:

@@ -111,16 +111,12 @@ From github.com/Comfy-Org/ComfyUI: ``model_lora_keys_unet`` of comfy/lora.py (17
 """
 
 
-EXTENDED = ("wan", "qwen_image_edit")
-"""Families that a quick run tests by those that extend them, wan_i2v and qwen_image_edit_plus."""
+EXTENDED = ("wan", "qwen_image_edit", "flux")
+"""Families that a quick run tests by those that extend them: wan_i2v, qwen_image_edit_plus and flux_kontext."""
 
 
 def quick(names: Iterable[str]) -> list[Any]:
     return [pytest.param(name, marks=[pytest.mark.slow] * ("," in name or name in EXTENDED)) for name in names]
-
-
-def _slow(*names: str) -> list[Any]:
-    return [pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 
 @pytest.fixture(scope="module", params=[pytest.param(name, marks=[pytest.mark.slow] * ("," in name)) for name in CASES])
@@ -187,12 +183,14 @@ def test_a_training_moves_its_adapter(case: tuple[str, Path, dict[str, Any]], tm
 @pytest.mark.parametrize(
     "case",
     [
-        "sd3",
         "flux2_klein",
-        "qwen_image_edit_plus",
         "wan_i2v",
         "ltx",
-        *_slow("flux", "flux_kontext", "z_image", "qwen_image", "qwen_image_edit", "wan"),
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in TRAINED
+            if name not in ("flux2_klein", "wan_i2v", "ltx")
+        ),
     ],
     indirect=True,
 )
@@ -229,6 +227,7 @@ def _brightness_of_videos(prompts: Sequence[PromptRecord], samples: Sequence[Vid
 _brightness_of_videos.needs = Needs(video=True)  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize("case", quick(CASES), indirect=True)
 def test_a_reader_that_takes_alpha_for_the_rank_gets_the_trained_effect(
     case: tuple[str, Path, dict[str, Any]], tmp_path: Path
 ) -> None:
@@ -253,6 +252,7 @@ def test_a_reader_that_takes_alpha_for_the_rank_gets_the_trained_effect(
     assert len(saved) == 2 * len(layers)
 
 
+@pytest.mark.parametrize("case", quick(CASES), indirect=True)
 def test_a_prompts_end_is_ignored_exactly_where_its_tokens_say_so(
     case: tuple[str, Path, dict[str, Any]], tmp_path: Path
 ) -> None:

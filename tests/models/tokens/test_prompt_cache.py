@@ -29,8 +29,9 @@ def hidden_and_gradients(of: Any, policy: Any, padded: int, count: int, attentio
     return [hidden.detach(), *gradients]
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize(("padded", "count"), [(0, TOKENS), (4, TOKENS), (4, 2), (4, 1)])
+@pytest.mark.parametrize(
+    ("padded", "count", "attention"), [(0, TOKENS, "sdpa"), (4, TOKENS, "eager"), (4, 2, "sdpa"), (4, 1, "eager")]
+)
 def test_values_and_gradients_are_those_of_whole_rows(any_policy: Any, padded: int, count: int, attention: str) -> None:
     expected = hidden_and_gradients(hidden_whole, any_policy, padded, count, attention)
     assert len(expected) > 10

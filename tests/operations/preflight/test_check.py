@@ -75,7 +75,6 @@ def refusal(*args: Any, **changes: Any) -> str:
     ("kind", "task", "reward", "used"),
     [
         ("captions", "t2i", "target", {"ssim": 1.0, **GUARDS, TARGET_JUDGE: 0.0}),
-        ("image_folder", "t2i", "target", {"ssim": 1.0, **GUARDS, TARGET_JUDGE: 0.0}),
         ("edits", "i2i", "edit", {"ssim": 1.0, "source_ssim": 0.0, **GUARDS, TARGET_JUDGE: 0.0}),
     ],
 )

@@ -12,6 +12,7 @@ import pytest
 
 from tests.evaluation.defaults import parameters
 from tests.small_project import ROOT
+from tests.tracking.toy_adapters import adapters, base_model
 from visual_grpo.common.errors import UserError
 from visual_grpo.config import DataChecks, MonitorConfig, RetrainConfig
 from visual_grpo.data.drift import profile_of, write_profile
@@ -21,6 +22,7 @@ from visual_grpo.operations.retraining.data_check import problems
 from visual_grpo.operations.retraining.job import DataRefusedError, Retraining, is_due, monitored, notify
 from visual_grpo.operations.retraining.project import Project
 from visual_grpo.tracking.adapter_lookup import Registered
+from visual_grpo.tracking.registry import Registry
 
 SUMMARY = {"code": 0, "sentence": "promoted", "reason": "data changed"}
 
@@ -94,15 +96,6 @@ def test_a_training_starts_from_the_champion_only_where_that_is_asked_for(
     assert retraining(start=start)._start(champion) == found
 
 
-class ChampionIn(Registered):
-    """A champion whose files are in ``folder``."""
-
-    folder: Path
-
-    def adapters(self, *, check: bool = True) -> Path:
-        return self.folder
-
-
 def prepared(word: str, train: int = 95) -> RecordTable:
     file = Path("data/05_model_input/records.parquet")
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -114,23 +107,19 @@ def prepared(word: str, train: int = 95) -> RecordTable:
 def test_what_the_checks_refuse_is_not_trained_on(
     tmp_path: Path, empty_database: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Data that are too few, and others than the champion's."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(job, "_DVC", ("true",))  # Every stage is up to date.
     shutil.copy(empty_database, tmp_path / "mlflow.db")
     mlflow.set_tracking_uri(f"sqlite:///{tmp_path / 'mlflow.db'}")
-    prepared("a cat", train=1)
-    with pytest.raises(DataRefusedError, match="6 usable records, expected at least"):
-        retraining()._train()
-
-
-def test_data_are_compared_with_the_champions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    write_profile(profile_of(prepared("a cat")), tmp_path)
-    champion = ChampionIn("visual_grpo", 3, {})
-    object.__setattr__(champion, "folder", tmp_path)
     records, limits = "data/05_model_input/records.parquet", DataChecks()
-    assert problems(records, limits, tmp_path) == []
+    trained = adapters(tmp_path / "adapters", base_model(tmp_path / "base"))
+    write_profile(profile_of(prepared("a cat")), trained)
+    assert problems(records, limits, trained) == []
+    registry = Registry("visual_grpo")
+    registry.promote(registry.register(trained).version)
+    prepared("two hundred thousand quick brown foxes and dogs", train=1)
+    with pytest.raises(DataRefusedError, match=r"6 usable records, expected at least(?s:.*)100\.0% of the earlier"):
+        retraining()._train()
     prepared("two hundred thousand quick brown foxes and dogs")
     assert problems(records, limits, None) == []
-    with pytest.raises(DataRefusedError, match=r"100\.0% of the earlier prompts are gone"):
-        retraining()._check_data(champion)

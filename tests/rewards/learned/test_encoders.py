@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image, ImageOps
 from torch import Tensor
 from transformers import AutoImageProcessor, CLIPModel, CLIPProcessor, Dinov2Model
 
-from tests.rewards.learned.tiny import LONGEST, perceptron, picture, record
+from tests.rewards.learned.tiny import LONGEST, SIDE, perceptron, picture, record
 from visual_grpo.common.errors import UserError
+from visual_grpo.common.images import to_pil, to_tensor
 from visual_grpo.rewards.learned.clip import Aesthetic, ClipScore, Hps, PickScore
 from visual_grpo.rewards.learned.dino import DinoIdentity, DinoStructure
 from visual_grpo.rewards.reward import FunctionReward
@@ -35,10 +37,23 @@ def test_scores_are_the_cosines_of_both_embeddings_or_their_logit_over_26(clip_f
     cosines = [float((output.image_embeds[0] * output.text_embeds[0]).sum()) for output in outputs]
     logits = [float(output.logits_per_image[0, 0]) / 26 for output in outputs]
     assert max(cosines) - min(cosines) > 0.05, "the test would not see which image goes with which text"
-    for kind, expected in ((ClipScore, cosines), (Hps, cosines), (PickScore, logits)):
+    for kind, expected in ((ClipScore, cosines), (PickScore, logits)):
         assert kind(model=str(clip_folder))(PROMPTS, IMAGES).tolist() == pytest.approx(expected, abs=1e-5)
     for made in (Hps(), PickScore()):
         assert made.encoder.processing.path == "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"
+
+
+def test_hps_pads_what_is_not_square(clip_folder: Path) -> None:
+    """hpsv2 1.2.0: ``resize_longest_max`` with black beside the picture."""
+    images = [picture(1, 64, 32), picture(2, 30, 60), picture(3, 40, 40)]
+    padded = [to_tensor(ImageOps.pad(to_pil(image), (SIDE, SIDE), Image.Resampling.BICUBIC)) for image in images]
+    found, whole, cropped = (
+        kind(model=str(clip_folder))(PROMPTS, shown)
+        for kind, shown in ((Hps, images), (ClipScore, padded), (ClipScore, images))
+    )
+    torch.testing.assert_close(found, whole, atol=2e-3, rtol=0)
+    assert (found - cropped)[:2].abs().min() > 0.02, "the test would not see a crop"
+    assert found[2] == cropped[2]
 
 
 def test_a_prompt_beyond_the_models_length(clip_folder: Path, caplog: pytest.LogCaptureFixture) -> None:

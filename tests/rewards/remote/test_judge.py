@@ -108,7 +108,17 @@ def test_what_is_no_chat_completion_is_refused(completion: Any) -> None:
         ("Rating = 9 / 10.", 9.0),
         ("Score (1-10): 6.25", 6.25),
         ("I would say 7.", 7.0),
-        *((text, math.nan) for text in ("Score: 11", "Score: -3", "3 or 4", "4/5", "Score: high", "", "v2")),
+        *((f"Score {scale}: 7", 7.0) for scale in ("(out of 10)", "out of 10", "1-10", "[1-10]", "(1 to 10)")),
+        ("I would say 7 out of 10.", 7.0),
+        ("Score: 6\nTo reach a score of 10 the hands would have to be right.", 6.0),
+        ("Score: 6\nRating scale: 1 = bad, 10 = perfect", 6.0),
+        ("2 heads and 5 legs: I give a score of 3.", 3.0),
+        ("Score: 1,5", 1.5),
+        ("A score of 6. To reach a score of 10, the hands would have to be right.", math.nan),
+        *(
+            (text, math.nan)
+            for text in ("Score: 11", "Score: -3", "Score: .8", "3 or 4", "4/5", "Score: high", "", "v2")
+        ),
     ],
 )
 def test_a_score_is_parsed_or_there_is_none(text: str, score: float) -> None:

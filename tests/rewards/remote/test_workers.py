@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
+from torchvision.models import ResNet18_Weights
 
 from tests.rewards.learned import tiny
 from tests.rewards.remote.processes import WORKERS, module_of, served, started, told_at_its_end
@@ -213,3 +214,29 @@ def test_the_part_of_hpsv3_is_a_standard_deviation(monkeypatch: pytest.MonkeyPat
     loaded = runpy.run_path(str(WORKERS / "hpsv3/worker.py"))
     scores, parts = loaded["load"]()(SimpleNamespace(images=[Image.new("RGB", (2, 2))], prompts=["a cat"]))
     assert (scores, parts["sigma"]) == ([2.5], [pytest.approx(0.5)])
+
+
+def test_classes_that_are_an_object_are_all_of_it_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(WORKERS)
+    classes_of = runpy.run_path(str(WORKERS / "efficientnet/worker.py"))["classes_of"]
+    names = [name.casefold() for name in ResNet18_Weights.DEFAULT.meta["categories"]]
+
+    def called(label: str) -> list[str]:
+        return [names[number] for number in classes_of(label, names)]
+
+    assert called("Daisy") == ["daisy"]
+    assert called("cardigan") == ["cardigan"]
+    assert called("cat") == ["tabby", "tiger cat", "persian cat", "siamese cat", "egyptian cat"]
+    for label, first, last, count in (
+        ("dog", "chihuahua", "mexican hairless", 118),
+        ("bird", "cock", "albatross", 59),
+        ("fish", "tench", "puffer", 16),
+        ("snake", "thunder snake", "sidewinder", 17),
+        ("spider", "black and gold garden spider", "wolf spider", 6),
+        ("monkey", "guenon", "squirrel monkey", 13),
+        ("car", "beach wagon", "sports car", 9),
+    ):
+        found = called(label)
+        assert (found[0], found[-1], len(found)) == (first, last, count)
+    for label in ("apple", "horse", "ball", "chair", "kite", "plane", "a word of no class"):
+        assert not called(label)

@@ -37,6 +37,22 @@ def test_pixel_centres_are_mapped_to_pixel_centres() -> None:
     assert got.box == (-0.25, 0.5, 63.25, 62.5)
 
 
+@pytest.mark.parametrize(
+    ("frame", "bbox", "points", "box", "point"),
+    [
+        (SIZE, "[32,0,64,63.5]", "[[63.5,0]]", (32, 0, 63, 63), (63.5, 0)),
+        (SIZE, "[64,64,64,64]", "[[0,0]]", (63, 63, 63, 63), (0, 0)),
+        ((1001, 1001), "[500,500,1000,1000]", "[[1000,500]]", (31.5, 31.5, 63.4680, 63.4680), (63.4680, 31.5)),
+    ],
+)
+def test_corners_may_lie_at_the_right_and_bottom_edge(
+    frame: tuple[int, int], bbox: str, points: str, box: tuple[float, ...], point: tuple[float, ...]
+) -> None:
+    got = parse_answer(said(answer(bbox, points, "[]"), frame=frame), SIZE)
+    assert got.box == pytest.approx(box, abs=1e-4)
+    assert got.points[0] == pytest.approx(point, abs=1e-4)
+
+
 FAULTS = {
     "no_answer": ["", "a box", answer() + answer()],
     "not_json": ["<answer>{</answer>", f"<answer>{'[' * 100_000}</answer>"],
@@ -47,7 +63,7 @@ FAULTS = {
         answer(points=f"[[{'9' * 400},6]]"),
         answer(negatives="null"),
     ],
-    "outside": [answer(negatives="[[64,0]]"), answer(points="[[0,-1]]"), answer(bbox="[0,0,64,63]")],
+    "outside": [answer(negatives="[[64,0]]"), answer(points="[[0,-1]]"), answer(bbox="[0,0,64.1,63]")],
 }
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 from scipy.special import expit
 from sklearn.metrics import log_loss, make_scorer
 from sklearn.model_selection import GridSearchCV, LeaveOneGroupOut, cross_val_predict
 
-from visual_grpo.rewards.votes.head import RIDGES, _folds, _logistic, _two_rows, bradley_terry, fit_head
+from visual_grpo.rewards.votes.head import RIDGES, _folds, _logistic, _low, _two_rows, bradley_terry, fit_head
 
 D = 8
 
@@ -71,21 +73,26 @@ def test_ties_weigh_on_both_sides_and_count_in_no_accuracy() -> None:
 
 
 def test_swapped_sides_are_the_same_fit_and_a_fit_is_repeatable() -> None:
-    first, second, preference, _ = planted(120, seed=7, flip=0.1)
-    head = fit_head(first, second, preference, groups(120))
-    again = fit_head(first, second, preference, groups(120))
-    swapped = fit_head(second, first, 1 - preference, groups(120))
+    first, second, preference, _ = planted(60, seed=7, flip=0.1)
+    head = fit_head(first, second, preference, groups(60))
+    again = fit_head(first, second, preference, groups(60))
+    swapped = fit_head(second, first, 1 - preference, groups(60))
     assert (head.weights == again.weights).all()
     assert (head.accuracy, head.ridge) == (again.accuracy, again.ridge)
     assert swapped.weights == pytest.approx(head.weights, abs=1e-9)
 
 
-def test_the_interval_of_the_accuracy() -> None:
-    first, second, preference, _ = planted(300, seed=9, flip=0.2)
-    head = fit_head(first, second, preference, groups(300))
+@pytest.mark.parametrize(
+    ("groups", "cases"),
+    [(range(300), 300), ([n % 10 for n in range(300)], 10), ([0] * 100 + [1] * 100 + [2] * 50 + [3] * 50, 3)],
+    ids=["apart", "of one size", "of several sizes"],
+)
+def test_the_cases_of_the_interval_are_what_is_held_out_together(groups: Sequence[int], cases: int) -> None:
+    low = _low(np.repeat([1.0, 0.5, 0.0], [200, 40, 60]), np.array(groups))
+    share = cases * 2 // 3 / cases
     # The lower of both solutions of |p - share| = z sqrt(p (1 - p) / n).
-    assert head.low < head.accuracy
-    assert (head.low - head.accuracy) ** 2 == pytest.approx(1.959964**2 * head.low * (1 - head.low) / 300, rel=1e-4)
+    assert low < share
+    assert (low - share) ** 2 == pytest.approx(1.959964**2 * low * (1 - low) / cases, rel=1e-4)
 
 
 @pytest.mark.parametrize("ridge", [1e-9, 0.5])

@@ -59,12 +59,12 @@ def test_the_head_is_kept_beside_the_choices_and_used_again(choices: Path) -> No
 
 
 def test_another_choice_or_other_features_make_another_head(tmp_path: Path) -> None:
-    file = voted(tmp_path, 60)
+    file = voted(tmp_path, 20)
     before = fitted_head(file, "pixels")
-    append_line(file, choice(save_pictures(tmp_path, 61), FIRST).line())
+    append_line(file, choice(save_pictures(tmp_path, 21), FIRST).line())
     after = fitted_head(file, "pixels")
     assert after.digest != before.digest
-    assert after.head.choices == 61
+    assert after.head.choices == 21
     other = fitted_head(file, "tests.rewards.votes.test_votes_reward:mean_colours")
     assert len(other.head.weights) == 3
     assert read_head(tmp_path / "head.json").features == other.features
@@ -72,7 +72,7 @@ def test_another_choice_or_other_features_make_another_head(tmp_path: Path) -> N
         UserError, match=r"was fitted to the features tests\..*, not to pixels\. Name those, if you know the code"
     ):
         VotesReward(head=str(tmp_path / "head.json")).check_machine()
-    VotesReward(head=str(tmp_path / "head.json"), features=other.features, least_accuracy=0).check_machine()
+    VotesReward(head=str(tmp_path / "head.json"), features=other.features, least=20, least_accuracy=0).check_machine()
 
 
 def test_choices_on_edits_of_one_photo_are_held_out_together(tmp_path: Path) -> None:
@@ -122,16 +122,25 @@ def test_the_features_see_what_they_say() -> None:
 def test_too_few_choices_are_refused_with_their_number(tmp_path: Path) -> None:
     reward = VotesReward(choices=str(voted(tmp_path, 30)), least=50)
     for act in (reward.check_machine, lambda: reward(PROMPTS, NEW)):
-        with pytest.raises(UserError, match=r"30 choices, 30 of them decided .*at least 50"):
+        with pytest.raises(UserError, match=r"30 choices, with 30 decided pairs .*at least 50"):
             act()
     held_out = VotesReward(choices=str(voted(tmp_path / "other", 60, source="ab")))
-    with pytest.raises(UserError, match="60 choices, 0 of them decided and for training"):
+    with pytest.raises(UserError, match="60 choices, with 0 decided pairs for training"):
         held_out.check_machine()
+    file = voted(tmp_path / "agreed", 10)
+    for own in read_choices(file).standing:
+        for voter in range(5):
+            append_line(file, choice(own.of, own.choice, f"voter {voter}").line())
+    with pytest.raises(UserError, match="60 choices, with 10 decided pairs"):
+        VotesReward(choices=str(file)).check_machine()
+    fitted_head(file, "pixels")
+    with pytest.raises(UserError, match="was fitted to 10 decided pairs; at least 50"):
+        VotesReward(head=str(file.with_name("head.json"))).check_machine()
 
 
 def test_choices_that_cannot_be_predicted_are_refused_with_the_accuracy(tmp_path: Path) -> None:
-    file = voted(tmp_path, 80, noise=0.5)
-    with pytest.raises(UserError, match=r"of 80 choices that were held out only \d+% are predicted"):
+    file = voted(tmp_path, 50, noise=0.5)
+    with pytest.raises(UserError, match=r"of 50 choices that were held out only \d+% are predicted"):
         VotesReward(choices=str(file), least_accuracy=0.8)(PROMPTS, NEW)
     with pytest.raises(UserError, match="are predicted"):
         VotesReward(head=str(tmp_path / "head.json"), least_accuracy=0.8).check_machine()

@@ -48,7 +48,7 @@ def mixed(sample: Tensor, share: float) -> Tensor:
     return (background + (1 - share) * (sample.float() - background)).round().to(torch.uint8)
 
 
-@pytest.mark.parametrize("size", [(128, 128), (64, 64), (96, 160), (256, 128), (101, 130), (224, 224)])
+@pytest.mark.parametrize("size", [(64, 64), (101, 130)])
 def test_every_true_drawing_is_right(size: tuple[int, int]) -> None:
     records = [record(combination) for combination in COMBINATIONS]
     scores = ShapesReward()(records, [image(combination, *size) for combination in COMBINATIONS])
@@ -91,13 +91,12 @@ def edited(kind: str, subject: Combination, other: Combination | None = None) ->
     return PromptRecord(id="e", prompt="", metadata=metadata)
 
 
-@pytest.mark.parametrize("size", [(128, 128), (64, 96)])
 @pytest.mark.parametrize("kind", EDITS)
-def test_true_edits_are_right_and_their_sources_are_worth_little(kind: str, size: tuple[int, int]) -> None:
+def test_true_edits_are_right_and_their_sources_are_worth_little(kind: str) -> None:
     rng = random.Random(5)
     edits = [random_edit(kind, combination, rng) for combination in COMBINATIONS[::3]]
     records = [PromptRecord(id=str(i), prompt="", metadata=edit.metadata) for i, edit in enumerate(edits)]
-    pictures = [draw_edit(edit, *size, rng) for edit in edits]
+    pictures = [draw_edit(edit, 64, 96, rng) for edit in edits]
     right = ShapesReward()(records, list(stacked([target for _, target in pictures])))
     copied = ShapesReward()(records, list(stacked([source for source, _ in pictures])))
     assert right.values.min() > 0.95

@@ -16,7 +16,6 @@ from pydantic import Field, field_validator
 from torch import Tensor
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
-from visual_grpo.common import console
 from visual_grpo.common.device import resolve_device
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.images import read_image
@@ -166,8 +165,8 @@ class AnswerModel:
 
 
 _AS_TEXT = {"tokenize": False, "add_generation_prompt": True}
-_THOUSANDTHS = 1000
-"""Qwen3-VL writes coordinates relative to the image, from 0 to 1000 (its report, arXiv 2511.21631)."""
+_THOUSANDTHS = 1001
+"""Qwen3-VL writes coordinates relative to the image, from 0 to 1000 (its report, arXiv 2511.21631): 1001 places."""
 
 
 def _is_qwen3(network: Any) -> bool:
@@ -217,11 +216,7 @@ def load(path: str, config: ModelConfig) -> Loaded:
             model = load_network(AutoModelForImageTextToText, folder, getattr(torch, config.dtype))
     if type(model).__name__ not in SAVED_AS:
         raise UserError(f"The model {path!r} is a {type(model).__name__}; qwen2_5_vl loads {' and '.join(SAVED_AS)}.")
-    if (penalty := model.generation_config.repetition_penalty) not in (None, 1):
-        console.note(
-            f"Warning: {path} is sampled without the repetition_penalty of {penalty:g} in its generation_config: a"
-            " token's log-prob is the model's own."
-        )
+    TokenSampler.warn_of_what_is_not_applied(model.generation_config, path)
     model.name_or_path = path  # A saved adapter names it as its base model.
     model.eval().requires_grad_(False)
     quantize({"model": model}, config.base_weights, device, kept=device)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -112,26 +113,26 @@ def load(path: str, config: ModelConfig, pipeline_class: str = "WanPipeline") ->
     """Loads a folder or hub id, frozen, with Euler's steps in place of the checkpoint's UniPC, whose steps depend on
     earlier ones and have no likelihood, and with the shift of ``config.options``; VAE and image encoder in float32, as
     their authors use them."""
-    pipeline = load_pipeline(pipeline_class, path, config, prepare=_in_full_precision)
+    pipeline = load_pipeline(pipeline_class, path, config, prepare=partial(_prepare, shift=config.options.get("shift")))
     if pipeline.transformer_2 is not None or pipeline.config.expand_timesteps:
         raise UserError(f"The model {path!r} is of Wan 2.2; the families wan and wan_i2v need Wan 2.1.")
     pipeline.vae.enable_slicing()  # One video is decoded at a time.
-    saved, given = pipeline.scheduler, config.options.get("shift")
-    if isinstance(saved, FlowMatchEulerDiscreteScheduler):
-        if given is not None:
-            pipeline.scheduler = FlowMatchEulerDiscreteScheduler.from_config(saved.config, shift=given)
-        return pipeline
-    if given is not None:
-        saved = type(saved).from_config(saved.config, flow_shift=given)
-    pipeline.saved_scheduler = saved
-    pipeline.scheduler = FlowMatchEulerDiscreteScheduler(shift=saved.config.flow_shift)
     return pipeline
 
 
-def _in_full_precision(pipeline: Any) -> None:
+def _prepare(pipeline: Any, shift: float | None) -> None:
     for network in (pipeline.vae, getattr(pipeline, "image_encoder", None)):
         if network is not None:
             network.float()
+    saved = pipeline.scheduler
+    name = "flow_shift" if "flow_shift" in saved.config else "shift"
+    if shift is not None:
+        saved = type(saved).from_config(saved.config, **{name: shift})
+    if name == "shift":  # Of flow matching: Euler's, or refused.
+        pipeline.scheduler = saved
+    else:
+        pipeline.saved_scheduler = saved
+        pipeline.scheduler = FlowMatchEulerDiscreteScheduler(shift=saved.config.flow_shift)
 
 
 class WanAdapter(OriginalAdapter):

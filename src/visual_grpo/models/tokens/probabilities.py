@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, TopKLogitsWarper, TopPLogitsWarper
 
+from visual_grpo.common import console
 from visual_grpo.config import SamplerConfig
 
 _TOP_K = 50
@@ -27,6 +28,16 @@ _LEAST = 64
 ROUNDING = {torch.bfloat16: 0.003, torch.float16: 0.003 / 8}
 """Mean |log ratio| in nats, for one layer and logits of standard deviation 1, between decoding from a cache and scoring
 whole sequences. It grows with the root of the layers and with the deviation (`benchmarks/rounding_gap.py`)."""
+
+_NOT_APPLIED = {
+    **dict.fromkeys(("repetition_penalty", "encoder_repetition_penalty", "typical_p"), 1.0),
+    **dict.fromkeys(("min_p", "top_h", "epsilon_cutoff", "eta_cutoff", "min_length", "min_new_tokens"), 0),
+    **dict.fromkeys(("no_repeat_ngram_size", "encoder_no_repeat_ngram_size"), 0),
+    **dict.fromkeys(("suppress_tokens", "begin_suppress_tokens", "bad_words_ids", "sequence_bias"), None),
+    **dict.fromkeys(("exponential_decay_length_penalty", "watermarking_config"), None),
+}
+"""Settings of a generation_config that change what ``generate`` samples, with the value that changes nothing: they
+depend on the tokens before, or cut the distribution in a way that a ratio of two policies would have to know."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +63,17 @@ class TokenSampler:
 
         temperature = chosen("temperature", 1.0) or 1.0  # A config of greedy decoding may name 0.
         return cls(temperature=temperature, top_p=chosen("top_p", 1.0), top_k=chosen("top_k", _TOP_K))
+
+    @staticmethod
+    def warn_of_what_is_not_applied(stock: GenerationConfig, path: str) -> None:
+        """Names the settings of ``stock``, the generation_config of the model ``path``, that no sampler here has."""
+        given = {name: getattr(stock, name, None) for name in _NOT_APPLIED}
+        left = [f"{name} = {value}" for name, value in given.items() if value not in (None, [], _NOT_APPLIED[name])]
+        if left:
+            console.note(
+                f"Warning: {path} is sampled without {', '.join(left)} of its generation_config: a token's log-prob is"
+                " the model's own."
+            )
 
     @property
     def truncates(self) -> bool:

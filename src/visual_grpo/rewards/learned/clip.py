@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from cachetools import LRUCache, cachedmethod
 from torch import Tensor, nn
+from torchvision.transforms.v2 import InterpolationMode
+from torchvision.transforms.v2.functional import resize
 
 from visual_grpo.common.digests import may_be_hub_id
 from visual_grpo.common.errors import UserError
@@ -149,11 +151,26 @@ class Hps(ClipReward):
     """Human Preference Score v2, about 0.2 to 0.35 (Wu et al. 2023, arXiv 2306.09341).
 
     The cosine of the embeddings of image and prompt, by a CLIP ViT-H/14 that was trained on people's choices; its
-    weights in the format of transformers are needed, so that nothing of ``hpsv2`` is. Images are resized and cropped
-    as the processor has it.
+    weights in the format of transformers are needed, so that nothing of ``hpsv2`` is. As there, images that are not
+    square are not cropped: the longer side is scaled to the model's, and the rest is black.
     """
 
     name, released, released_processor = "hps", "adams-story/HPSv2-hf", _HUGE_PROCESSOR
+
+    def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Tensor]) -> Tensor:
+        side = self.encoder.model.config.vision_config.image_size
+        return super().__call__(prompts, [_padded(sample, side) for sample in samples])
+
+
+def _padded(image: Tensor, side: int) -> Tensor:
+    """Scales uint8 [3, height, width] to ``side`` pixels and pads it to a square, if it is none."""
+    longer = max(image.shape[1:])
+    height, width = (max(1, round(pixels * side / longer)) for pixels in image.shape[1:])
+    if height == width:
+        return image
+    above, left = (side - height) // 2, (side - width) // 2
+    scaled = resize(image, [height, width], InterpolationMode.BICUBIC)
+    return F.pad(scaled, (left, side - width - left, above, side - height - above))
 
 
 @dataclass(kw_only=True, eq=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from string import Formatter
 from typing import Any
@@ -18,8 +18,13 @@ LEAST_MASS = 0.1
 """Minimum of P(yes) + P(no); below it the model did not answer the question."""
 _AROUND = " \t\r\n.,:;!?\"'`*_()[]\u0120\u2581"
 """Characters around a word in a token; the last two are spaces in the vocabularies of GPT-2 and SentencePiece."""
-_LABELLED = re.compile(r"(?:score|rating)\b[^\d\n-]{0,12}(-?\d+(?:\.\d+)?)", re.IGNORECASE)
-_NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?![\w.]*\d)")
+_AFTER_COLON, _LABELLED = (
+    re.compile(rf"(?:score|rating)\b{between}[^\d\n-]{{0,12}}(?<![.,])(-?\d*[.,]?\d+)", re.IGNORECASE)
+    for between in (r"[^\w\n]*[:=]", "")
+)
+_NUMBER = re.compile(r"(?<![\w.])-?\d*\.?\d+(?![\w.]*\d)")
+_SCALE = re.compile(r"[(\[]\s*(?:-?[\d.]+\s*(?:-|–|to)|out of)\s*-?[\d.]+\s*[)\]]")
+"""The range itself, as in "Score (1-5): 4"."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,21 +138,20 @@ def yes_probability(top: Sequence[tuple[str, float]]) -> tuple[float, float]:
 def score_in(text: str, low: float, high: float, pattern: re.Pattern[str] | None = None) -> float:
     """The score in a reply; NaN if there is none, several, or one outside ``low`` to ``high``.
 
-    That is the last match of ``pattern``; without one, the number after the last "Score" or "Rating", else the only
-    number. "7/10" is 7 if ``high`` is 10.
+    That is the last match of ``pattern``; without one, the number after the last "Score:" or "Rating:", else the one
+    after "Score" or "Rating", else the only number. "7/10" is 7 if ``high`` is 10.
     """
     if pattern is not None:
         return _within(pattern.findall(text)[-1:], low, high)
-    text = re.sub(r"\(\s*-?[\d.]+\s*(?:-|–|to)\s*-?[\d.]+\s*\)", "", text)  # The range itself, as in "Score (1-5): 4".
-    text = re.sub(rf"\s*/\s*{high:g}\b", "", text)
-    labelled = _LABELLED.findall(text)
-    numbers = labelled[-1:] or _NUMBER.findall(text)
+    text = _SCALE.sub("", text)
+    text = re.sub(rf"((?<![\d.]){low:g}\s*(?:-|–|to)|/|\bout of)\s*{high:g}\b", "", text)
+    numbers = _AFTER_COLON.findall(text)[-1:] or {*_LABELLED.findall(text)} or _NUMBER.findall(text)
     return math.nan if re.search(r"\d\s*/\s*\d", text) else _within(numbers, low, high)
 
 
-def _within(numbers: Sequence[str], low: float, high: float) -> float:
+def _within(numbers: Collection[str], low: float, high: float) -> float:
     try:
-        (score,) = map(float, numbers)
+        (score,) = (float(number.replace(",", ".")) for number in numbers)
     except ValueError:
         return math.nan
     return score if low <= score <= high else math.nan

@@ -2,7 +2,8 @@
 
 ``<answer>{"bbox":[x1,y1,x2,y2],"points":[[x,y],...],"negative_points":[[x,y],...]}</answer>``, optionally after
 reasoning (Seg-Zero's format, arXiv 2503.06520, with negative points). Coordinates are absolute pixels of the image at
-the size that the model received (``TextSample.frame``).
+the size that the model received (``TextSample.frame``). As in data preparation, corners of the box may lie at its width
+or height, one past the last pixel; they are clamped to that pixel.
 """
 
 from __future__ import annotations
@@ -68,11 +69,14 @@ def parse_answer(sample: TextSample, size: tuple[int, int]) -> Answer:
     if not points or box[0] > box[2] or box[1] > box[3]:
         raise AnswerError("wrong_numbers", f"needs a point, and x1 <= x2, y1 <= y2 in bbox {box}")
     height, width = sample.frame
-    for x, y in [box[:2], box[2:], *points, *negatives]:
+    corners = [
+        (min(x, width - 1), min(y, height - 1)) if x <= width and y <= height else (x, y) for x, y in (box[:2], box[2:])
+    ]
+    for x, y in [*corners, *points, *negatives]:
         if not (0 <= x < width and 0 <= y < height):
             raise AnswerError("outside", f"({x}, {y}) is outside the image of {width} x {height} pixels")
     scale = (size[1] / width, size[0] / height)
-    (x1, y1), (x2, y2) = (_rescaled(corner, scale) for corner in (box[:2], box[2:]))
+    (x1, y1), (x2, y2) = (_rescaled(corner, scale) for corner in corners)
     return Answer(
         box=(x1, y1, x2, y2),
         points=tuple(_rescaled(point, scale) for point in points),

@@ -134,7 +134,7 @@ class Head:
     accuracy: float
     """Share of the decided held-out choices that it predicts; a prediction of neither counts one half."""
     low: float
-    """Lower end of the 95% interval of ``accuracy`` (Wilson)."""
+    """Lower end of the 95% interval of ``accuracy`` (Wilson), of groups that are held out together."""
     decided: int
     """Choices that the accuracy is of: all but ties and skipped ones."""
     choices: int
@@ -171,7 +171,7 @@ def fit_head(first: Values, second: Values, preference: Values, groups: Sequence
         scale=scaler.scale_,
         ridge=ridge,
         accuracy=float(right.mean()) if len(right) else 0.5,
-        low=_low(right),
+        low=_low(right, np.array(groups)[decided]),
         decided=len(right),
         choices=len(preference),
         reach=0.0,
@@ -179,11 +179,17 @@ def fit_head(first: Values, second: Values, preference: Values, groups: Sequence
     return replace(head, reach=float(head.distance(pictures).max()))
 
 
-def _low(right: Values) -> float:
-    """Lower end of Wilson's 95% interval of the mean, counting 0.5 as wrong; 0 without values."""
+def _low(right: Values, groups: NDArray[np.str_]) -> float:
+    """Lower end of Wilson's 95% interval of the mean, counting 0.5 as wrong; 0 without values.
+
+    Choices of one group may agree for no reason that a picture shows. So the cases are groups: as many as Kish's
+    effective number of them (Survey Sampling, 1965), which is their number where all are of one size.
+    """
     if not len(right):
         return 0.0
-    interval = binomtest(int((right == 1).sum()), len(right)).proportion_ci(0.95, method="wilson")
+    sizes = np.unique(groups, return_counts=True)[1]
+    cases = len(right) ** 2 // int((sizes**2).sum())
+    interval = binomtest(int((right == 1).sum()) * cases // len(right), cases).proportion_ci(0.95, method="wilson")
     return float(interval.low)
 
 

@@ -28,9 +28,9 @@ from visual_grpo.rewards.votes.head import FOLDS, PIXELS, Head, fit_head, load_f
 log = logging.getLogger(__name__)
 
 LEAST = 50
-"""Decided choices: with 61 features and fewer than this the predictions are hardly better than chance."""
+"""Decided pairs: with 61 features and fewer than this the predictions are hardly better than chance."""
 FILE = "head.json"
-FORMAT = 2
+FORMAT = 3
 _VECTORS = ("weights", "mean", "scale")
 
 
@@ -51,7 +51,7 @@ class VotesReward:
         head: instead of it, a head that was fitted before.
         features: ``pixels`` (null), which needs no weights, or ``package.module:function``; those that a head was
             fitted to.
-        least: decided choices without which nothing is fitted.
+        least: pairs with a decided choice, however many voters, without which nothing is fitted.
         least_accuracy: share of held-out choices below which the predictions are refused.
     """
 
@@ -119,9 +119,9 @@ class VotesReward:
                 f"votes: the head {self.head} was fitted to the features {fitted.features}, not to {asked}. Name those,"
                 " if you know the code, with the option features"
             )
-        if fitted.head.decided < self.least:
-            decided = counted(fitted.head.decided, "decided choice")
-            raise UserError(f"votes: the head was fitted to {decided}; at least {self.least} are needed")
+        if fitted.pairs < self.least:
+            pairs = counted(fitted.pairs, "decided pair")
+            raise UserError(f"votes: the head was fitted to {pairs}; at least {self.least} are needed")
         if fitted.head.accuracy < self.least_accuracy:
             raise UserError(
                 f"votes: of {counted(fitted.head.decided, 'choice')} that were held out only {fitted.head.accuracy:.0%}"
@@ -141,6 +141,8 @@ class FittedHead:
     """Argument of `head.load_features`."""
     digest: str
     """Digest of the choices (`choices_digest`)."""
+    pairs: int
+    """Decided ones (`decided_pairs`)."""
 
     def __str__(self) -> str:
         head = self.head
@@ -155,17 +157,18 @@ def usable(choices: Sequence[Choice]) -> list[Choice]:
     return [choice for choice in choices if choice.preference is not None and choice.of.source != AB]
 
 
-def decided(choices: Sequence[Choice]) -> int:
-    """Counts the usable choices that are not ties."""
-    return sum(choice.choice != TIE for choice in usable(choices))
+def decided_pairs(choices: Sequence[Choice]) -> int:
+    """Counts the pairs with a usable choice that is not a tie: further voters show no further pictures."""
+    return len({choice.of.pair for choice in usable(choices) if choice.choice != TIE})
 
 
 def check_enough(choices: Sequence[Choice], least: int, file: Path) -> None:
-    """Raises UserError if fewer than ``least`` usable choices are decided."""
-    if (number := decided(choices)) < least:
+    """Raises UserError for fewer than ``least`` `decided_pairs`."""
+    if (number := decided_pairs(choices)) < least:
         there = f"{file} holds {counted(len(choices), 'choice')}" if choices else f"{file} holds no choices"
         raise UserError(
-            f"votes: {there}, {number} of them decided and for training; at least {least} are needed. Choose more.",
+            f"votes: {there}, with {counted(number, 'decided pair')} for training; at least {least} are needed. Choose"
+            " more.",
             remedy="vote",
         )
 
@@ -186,7 +189,7 @@ def fitted_head(file: Path, features: str) -> FittedHead:
         stored = read_head(kept)
         if (stored.digest, stored.features) == (digest, features):
             return stored
-    made = FittedHead(_fit(file.parent, usable(choices), features), features, digest)
+    made = FittedHead(_fit(file.parent, usable(choices), features), features, digest, decided_pairs(choices))
     with suppress(OSError):  # Where choices lie that may only be read, it is fitted each time.
         write_head(kept, made)
     return made
@@ -231,4 +234,4 @@ def read_head(file: Path) -> FittedHead:
         raise UserError(f"votes: the head {file} does not exist. Fit one.", remedy="vote") from None
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise UserError(f"votes: the head {file} cannot be read ({error}). Delete it to fit it again") from error
-    return FittedHead(head, tree["features"], tree["digest"])
+    return FittedHead(head, tree["features"], tree["digest"], tree["pairs"])

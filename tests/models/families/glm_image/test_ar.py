@@ -26,7 +26,7 @@ TEXTS = [
 RECORDS = [PromptRecord(id=str(i), prompt=text) for i, text in enumerate(TEXTS)]
 EVAL_SAMPLER = SamplerConfig(steps=3, guidance_scale=1.5)
 GREEDY = SamplerConfig(temperature=1.0, top_p=1.0, top_k=1, steps=1, guidance_scale=1.0)
-MODES: list[dict[str, Any]] = [{}, {"gradient_checkpointing": True}]
+MODES = [pytest.param({}, marks=pytest.mark.slow), {"gradient_checkpointing": True}]
 
 ArPolicy = TokenPolicy[Prompts]
 
@@ -115,7 +115,9 @@ class HostReads(TorchDispatchMode):
         return operation(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("records", [RECORDS, RECORDS[:1]], ids=["padded", "one prompt"])
+@pytest.mark.parametrize(
+    "records", [RECORDS, pytest.param(RECORDS[:1], marks=pytest.mark.slow)], ids=["padded", "one prompt"]
+)
 def test_no_token_waits_for_the_device(pipeline_folder: Path, records: list[PromptRecord]) -> None:
     reads = []
     for size in ((64, 64), (128, 160)):

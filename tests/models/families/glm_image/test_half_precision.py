@@ -54,7 +54,11 @@ def test_the_first_ratio_is_exactly_one(pipeline_folder: Path, module: str, micr
 
 
 @pytest.mark.parametrize(
-    ("module", "dtype"), [pytest.param("ar", "bfloat16", marks=pytest.mark.slow), ("ar", "float16"), ("dit", "float16")]
+    ("module", "dtype"),
+    [
+        ("ar", "float16"),
+        *(pytest.param(*given, marks=pytest.mark.slow) for given in (("ar", "bfloat16"), ("dit", "float16"))),
+    ],
 )
 def test_half_precision_trains(pipeline_folder: Path, module: str, dtype: Dtype) -> None:
     policy: Any = load_policy(str(pipeline_folder), module=module, size=SIZE, dtype=dtype, device="cpu")
@@ -115,7 +119,7 @@ def half_rows(layer: Any) -> torch.Tensor:
     return torch.randn(2, 5, layer.in_features, generator=generator, dtype=torch.bfloat16)
 
 
-@pytest.mark.parametrize("layers", [pytest.param(2, marks=pytest.mark.slow), 5])
+@pytest.mark.parametrize("layers", [2, pytest.param(5, marks=pytest.mark.slow)])
 def test_the_rounding_that_is_expected_is_what_is_measured(layers: int) -> None:
     model = BENCHMARK["tokens_of"](layers, 256, torch.bfloat16)
     BENCHMARK["scale_logits"](model, 2.0)

@@ -21,7 +21,9 @@ from visual_grpo.training.components import load_policy
 
 TEXTS = ["make it red", "move the small yellow square on the left to the bottom, please", "去掉 “圆”"]
 EVAL_SAMPLER = SamplerConfig(steps=3, guidance_scale=1.5)
-BOTH = pytest.mark.parametrize(("count", "mode"), [(1, {}), (2, {"gradient_checkpointing": True})])
+BOTH = pytest.mark.parametrize(
+    ("count", "mode"), [pytest.param(1, {}, marks=pytest.mark.slow), (2, {"gradient_checkpointing": True})]
+)
 """Source images, with and without checkpointing."""
 
 

@@ -59,7 +59,7 @@ def stock(pipeline: Any, records: Sequence[PromptRecord], noise: torch.Tensor, s
     return given
 
 
-@pytest.mark.parametrize("scale", [1.0, 4.0])
+@pytest.mark.parametrize("scale", [pytest.param(1.0, marks=pytest.mark.slow), 4.0])
 def test_a_batch_of_edits_draws_as_the_pipelines_batch_does(
     edit_pipeline: Any, source_images: list[Path], scale: float
 ) -> None:
@@ -82,7 +82,8 @@ def test_pixels_are_the_pipelines_own_on_several_threads(pipeline: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("edit", "both"), [(False, False), pytest.param(True, False, marks=pytest.mark.slow), (True, True)]
+    ("edit", "both"),
+    [(False, False), *(pytest.param(True, both, marks=pytest.mark.slow) for both in (False, True))],
 )
 def test_replay_scores_what_was_sampled(
     pipeline: Any, edit_pipeline: Any, source_images: list[Path], edit: bool, both: bool

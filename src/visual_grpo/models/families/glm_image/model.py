@@ -24,6 +24,7 @@ from visual_grpo.models.lora import DiffusersAdapter, PeftAdapter
 from visual_grpo.models.model import Model
 from visual_grpo.models.module import ModelSettings, Module
 from visual_grpo.models.tokens.generation import SampledTokens
+from visual_grpo.models.tokens.probabilities import TokenSampler
 from visual_grpo.models.tokens.prompt_cache import Prompts
 from visual_grpo.models.tokens.token_policy import TokenPolicy, sample_with_adapter
 
@@ -148,6 +149,7 @@ def load(path: str, config: ModelConfig) -> GlmImagePipeline:
 
     pipeline = load_pipeline("GlmImagePipeline", path, config, prepare=prepare)
     pipeline.processor = PreviewProcessor.of(pipeline.processor, preview_side(path))
+    TokenSampler.warn_of_what_is_not_applied(pipeline.vision_language_encoder.generation_config, path)
     return pipeline
 
 
