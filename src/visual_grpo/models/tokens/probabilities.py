@@ -65,9 +65,14 @@ class TokenSampler:
         return cls(temperature=temperature, top_p=chosen("top_p", 1.0), top_k=chosen("top_k", _TOP_K))
 
     @staticmethod
-    def warn_of_what_is_not_applied(stock: GenerationConfig, path: str) -> None:
-        """Names the settings of ``stock``, the generation_config of the model ``path``, that no sampler here has."""
+    def warn_of_what_is_not_applied(stock: GenerationConfig, path: str, ids: float = math.inf) -> None:
+        """Names the settings of ``stock``, the generation_config of the model ``path``, that no sampler here has.
+
+        Only token ids below ``ids`` can be sampled, so that others need not be suppressed.
+        """
         given = {name: getattr(stock, name, None) for name in _NOT_APPLIED}
+        for name in ("suppress_tokens", "begin_suppress_tokens"):
+            given[name] = [token for token in given[name] or () if token < ids]
         left = [f"{name} = {value}" for name, value in given.items() if value not in (None, [], _NOT_APPLIED[name])]
         if left:
             console.note(

@@ -149,7 +149,8 @@ def load(path: str, config: ModelConfig) -> GlmImagePipeline:
 
     pipeline = load_pipeline("GlmImagePipeline", path, config, prepare=prepare)
     pipeline.processor = PreviewProcessor.of(pipeline.processor, preview_side(path))
-    TokenSampler.warn_of_what_is_not_applied(pipeline.vision_language_encoder.generation_config, path)
+    network = pipeline.vision_language_encoder
+    TokenSampler.warn_of_what_is_not_applied(network.generation_config, path, network.config.vq_config.num_embeddings)
     return pipeline
 
 
