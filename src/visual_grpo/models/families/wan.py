@@ -120,7 +120,7 @@ def load(path: str, config: ModelConfig, pipeline_class: str = "WanPipeline") ->
     return pipeline
 
 
-def _prepare(pipeline: Any, shift: float | None) -> None:
+def _prepare(pipeline: Any, shift: Any) -> None:
     for network in (pipeline.vae, getattr(pipeline, "image_encoder", None)):
         if network is not None:
             network.float()
