@@ -32,7 +32,7 @@ RESULTS, BASE, DEFAULT = Path("results/equal_cpu"), "base", "default@2"
 ONE_NOISE, NEW_NOISE = "policy.flow.draws=1", "policy.flow.draws={updates}"
 NFT = f"{algorithms.MATCHING},grpo.loss=nft,grpo.nft_beta=0.5"
 HALF = "grpo.prompts_per_step=4"
-"""Half of the prompts of a rollout."""
+"""Half of the prompts of a rollout; of words, a quarter."""
 AWM = f"{algorithms.MATCHING},grpo.loss=awm"
 LOOPS: dict[str, tuple[str, float]] = {
     "default": ("", 1.0),
