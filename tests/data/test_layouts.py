@@ -365,15 +365,17 @@ class TestDetection:
             ("pâté.png".encode("cp437"), None, "pâté.png"),
             ("Ø.png".encode("cp850"), "Ø.png", "Ø.png"),
             ("Ø.png".encode("cp850"), "of an earlier name.png", "¥.png"),
+            ("Ø.png".encode("cp850"), "", "¥.png"),
+            ("é\0.png".encode(), None, "é"),
         ],
-        ids=["UTF-8", "leads outside", "cp437", "unicode path", "stale unicode path"],
+        ids=["UTF-8", "leads outside", "cp437", "unicode path", "stale unicode path", "empty unicode path", "NUL"],
     )
     def test_names_in_a_zip_that_does_not_say_their_encoding(self, tmp_path, monkeypatch, raw, unicode_path, name):
         monkeypatch.setattr("datasets.config.EXTRACTED_DATASETS_PATH", str(tmp_path / "cache"))
         place, content = b"_" * len(raw), unicode_path.encode() if unicode_path else b""
         entry = zipfile.ZipInfo(place.decode())
-        if unicode_path:
-            digest = zlib.crc32(raw if unicode_path == name else b"a different name")
+        if unicode_path is not None:
+            digest = zlib.crc32(raw if unicode_path in (name, "") else b"a different name")
             entry.extra = struct.pack("<HHBL", 0x7075, 5 + len(content), 1, digest) + content
         with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
             archive.writestr(entry, b"")

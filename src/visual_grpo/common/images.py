@@ -31,7 +31,7 @@ _DAMAGE = (
 """Exceptions that Pillow's decoders raise on damaged files."""
 _TILE = (322, 323)
 """Tags of TIFF: width and height of a tile."""
-HEIC = (b"heic", b"heix", b"mif1", b"msf1")
+HEIC = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs", b"mif1", b"msf1")
 """Brands of ISO media that say HEIC, the last two AVIF as well; at bytes 8 to 11."""
 _JPEG_XL = (b"\xff\n", b"\0\0\0\x0cJXL ")
 _FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "DIB", "GIF", "TIFF", "AVIF", "JPEG2000", "PPM", "TGA")

@@ -32,8 +32,8 @@ _UTF8 = 1 << 11
 """Flag of a zip's entry: its name is UTF-8."""
 _UNICODE_PATH = 0x7075
 """Kind of an entry's extra field, by Info-ZIP: a version, the CRC-32 of the entry's own name, and the name in UTF-8."""
-_RULES = 2
-"""Number of the rules by which a zip is unpacked, so that what earlier ones gave is not read."""
+_UNPACKING_VERSION = 2
+"""To be raised with the rules by which a zip is unpacked, so that what earlier ones gave is not read."""
 _ALWAYS = 100 * _MB
 """Bytes that every zip may unpack to: a short list of prompts may well be a thousand times as long as its zip."""
 _MEMBER = re.compile(r"((?:.*/)?[^./]+)\.([^/]+)")
@@ -49,7 +49,7 @@ def unzipped(path: Path, data: DataConfig) -> Path:
 
     Raises UserError if it is damaged or unpacks to more than ``data`` and the disk allow; nothing of it is left then.
     """
-    folder = _cache() / f"{file_digest(path)}.{_RULES}"
+    folder = _cache() / f"{file_digest(path)}.{_UNPACKING_VERSION}"
     if not folder.is_dir():
         folder.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{folder}.lock"):
@@ -80,10 +80,10 @@ def _name(entry: ZipInfo) -> str:
     while len(extra) >= 4:  # Python reads this field from 3.12 on.
         kind, size = struct.unpack_from("<HH", extra)
         if kind == _UNICODE_PATH and extra[4:9] == struct.pack("<BL", 1, zlib.crc32(name)):
-            name = extra[9 : 4 + size]
+            name = extra[9 : 4 + size] or name
         extra = extra[4 + size :]
     with suppress(UnicodeDecodeError):
-        return name.decode()
+        return name.decode().partition("\0")[0]
     return entry.filename
 
 

@@ -93,10 +93,12 @@ def _require_euler(path: str, scheduler: Any) -> None:
     kind, euler = type(scheduler).__name__, FlowMatchEulerDiscreteScheduler.__name__
     changes = {name: False for name in ("stochastic_sampling", "invert_sigmas") if scheduler.config.get(name)}
     if kind != euler or changes:
-        others = "".join(f", {name}=False" for name in changes) or ", shift=SHIFT"
+        others = "".join(f", {name}=False" for name in changes) + ")"
+        if "shift" not in scheduler.config:
+            others = ", shift=SHIFT), where SHIFT is the value of the model's authors"
         raise UserError(
-            f"The scheduler of {path!r} is {' with '.join([kind, *changes])}; what is trained are the steps of {euler}."
-            f" Save the pipeline with pipeline.scheduler = {euler}.from_config(pipeline.scheduler.config{others})."
+            f"The scheduler of {path!r} is {' with '.join([kind, *changes])}; training takes the steps of {euler}."
+            f" Save the pipeline with pipeline.scheduler = {euler}.from_config(pipeline.scheduler.config{others}."
         )
 
 

@@ -274,36 +274,38 @@ def _remove_adapter(base: Any) -> None:
 
 
 def _checked_targets(base: nn.Module, targets: str | list[str], within: str) -> str | list[str]:
-    """Returns the ``targets`` of a user; in place of all-linear the layers ``within`` a part of ``base``.
+    """Returns the ``targets`` of a user, or their layers ``within`` a part of ``base`` where they name others too.
 
-    Raises UserError unless each names layers of ``base``, and only Linear ones within that part.
+    Raises UserError unless each names layers there, and Linear ones alone.
     """
-    linear = {name for name, layer in base.named_modules() if isinstance(layer, nn.Linear) and name.startswith(within)}
+    layers = {name: layer for name, layer in base.named_modules() if name}
+    linear = {name for name, layer in layers.items() if isinstance(layer, nn.Linear)}
+    inside = {name for name in linear if name.startswith(within)}
     if targets == INCLUDE_LINEAR_LAYERS_SHORTHAND:
-        return sorted(linear) if within else targets
+        return sorted(inside) if within else targets
     # As a target: without the number of its block.
-    known = sorted({re.sub(r"^.*?\.\d+\.", "", name) for name in linear})
+    known = sorted({re.sub(r"^.*?\.\d+\.", "", name) for name in inside})
+    named: set[str] = set()
     for target in [targets] if isinstance(targets, str) else targets or [""]:
         config = LoraConfig(target_modules=target if isinstance(targets, str) else [target])
         try:
-            found = {
-                name: layer for name, layer in base.named_modules() if name and check_target_module_exists(config, name)
-            }
+            found = [name for name in layers if check_target_module_exists(config, name)]
         except re.error as error:
             raise UserError(
                 f"policy.lora.target_modules: {target!r} is not a valid regular expression: {error}"
             ) from error
-        other = next((name for name in found if name not in linear), None)
-        if other is None and found:
+        if linear.issuperset(found) and inside.intersection(found):
+            named.update(found)
             continue
-        part, pattern = (f" in {within}", f", such as {within}.*q_proj") if within else ("", "")
-        is_what = "no layer" if other is None else f"{other} ({type(found[other]).__name__})"
+        part = f" in {within}" if within else ""
+        other = next((name for name in found if name not in linear), *found[:1] or [None])
+        is_what = "no layer" if other is None else f"{other} ({type(layers[other]).__name__})"
         raise UserError(
             f"policy.lora.target_modules (or modules.NAME.lora): {target!r} names {is_what} of {type(base).__name__};"
-            f" expected a list of ends of names of Linear layers{part}, or a regular expression of whole names"
-            f"{pattern}. It has {', '.join(known)}."
+            f" expected a list of ends of names of Linear layers{part}, or a regular expression of whole names."
+            f" It has {', '.join(known)}."
         )
-    return targets
+    return targets if named <= inside else sorted(named & inside)
 
 
 @contextmanager

@@ -134,6 +134,8 @@ def require_layers(network: nn.Module, lora: LoraFile) -> None:
             raise UserError(f"{lora} is of a different model: {type(network).__name__} has no layer {name}.") from error
         if not hasattr(layer, "in_features"):
             kind = type(layer).__name__
+            if hasattr(layer, "weight"):
+                raise UserError(f"{lora} changes {name}, a {kind}; only Linear layers can be changed.")
             raise UserError(f"{lora} has names that diffusers does not convert: {name} is a {kind}. {_ONLY}")
         expected, found = (layer.in_features, layer.out_features), (down.shape[1], len(up))
         if found != expected:

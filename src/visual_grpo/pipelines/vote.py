@@ -300,21 +300,21 @@ def _blind_pairs(settings: VoteConfig, folders: Sequence[Path], records: RecordT
 
 
 def _folder_pairs(settings: VoteConfig, file: Path) -> list[Pair]:
-    """Pairs pictures of one record: the first with the second, the third with the fourth, and so on."""
+    """Pairs pictures of one prompt, or of one record if it has sources: the first and the second, and so on."""
     folder = settled(Path(settings.source))
     records: dict[str, list[dict[str, Any]]] = {}
     try:
         for text in file_in(folder, LISTED).read_text(encoding="utf-8").splitlines():
             line = json.loads(text)
-            row = {
-                "prompt": str(line["text"]),
+            prompt, sources = str(line["text"]), tuple(map(str, line.get("source_images") or ()))
+            record = str(line["record"]) if sources or "answer" in line else _hash(prompt)
+            row: dict[str, Any] = {
+                "prompt": prompt,
                 "file": str(line["file_name"]),
-                "sources": line.get("source_images", []),
+                "sources": sources,
+                "record": record,
             }
-            if "record" not in line and row["sources"]:
-                raise ValueError("pictures with sources and without a record")
-            record = str(line.get("record", _hash(row["prompt"])))
-            records.setdefault(record, []).append(row | {"record": record})
+            records.setdefault(record, []).append(row)
     except (UserError, OSError, ValueError, TypeError, KeyError) as error:
         raise UserError(
             f"vote.source must be draw, ab, or a folder that generate wrote; {folder / LISTED} cannot be read"

@@ -30,8 +30,9 @@ if TYPE_CHECKING:
     from rapidocr import RapidOCR
 
 _DOUBLE = re.compile('(“[^“”]*”|"[^"]*"|「[^「」]*」)')
-_LETTER = r"[^\W\u2e80-\ud7ff]"
-"""A letter or digit, but of no East Asian script: these have no apostrophes, and no spaces around quotation marks."""
+_LETTER = r"[^\W\u0e00-\u0eff\u2e80-\ud7ff]"
+"""A letter or digit, but of no script (Thai, Lao, East Asian) that has neither apostrophes nor spaces around
+quotation marks."""
 _SINGLE = re.compile(rf"(?<!{_LETTER})'((?:[^']|(?<={_LETTER})'(?={_LETTER}))*)'(?!{_LETTER})")
 """With `_DOUBLE`, the quotation marks that diffusers 0.42 recognises (`GlmImagePipeline.get_glyph_texts`), because only
 this text reaches the glyph encoder. Unlike there, an apostrophe is not a quotation mark."""

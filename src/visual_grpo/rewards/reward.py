@@ -98,11 +98,11 @@ class FunctionReward:
     def _score(self, prompts: Sequence[PromptRecord], samples: Sequence[Sample]) -> RewardOutput:
         self.check_samples(videos=any(isinstance(sample, VideoSample) for sample in samples))
         # Copies: what a reward changes in a record or an image must reach neither the next reward nor what is kept.
-        records = [replace(record, metadata=deepcopy(dict(record.metadata))) for record in prompts]
         copies = [_copied(sample) for sample in samples]
         # Other rewards run while one waits: a change would be blamed on the wrong one.
         kept = torch.no_grad() if self.waits else kept_settings(f"reward {self.name!r}")
         with _blaming(f"reward {self.name!r} failed on the records {some_ids(prompts)}"), kept:
+            records = [replace(record, metadata=deepcopy(dict(record.metadata))) for record in prompts]
             # A generator fails, if it does, while it is read.
             returned = self._call(records, copies)
             returned = list(returned) if isinstance(returned, Iterator) else returned

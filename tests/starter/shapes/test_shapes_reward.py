@@ -48,7 +48,7 @@ def mixed(sample: Tensor, share: float) -> Tensor:
     return (background + (1 - share) * (sample.float() - background)).round().to(torch.uint8)
 
 
-@pytest.mark.parametrize("size", [(64, 64), (101, 130)])
+@pytest.mark.parametrize("size", [(256, 128), (101, 130)])
 def test_every_true_drawing_is_right(size: tuple[int, int]) -> None:
     records = [record(combination) for combination in COMBINATIONS]
     scores = ShapesReward()(records, [image(combination, *size) for combination in COMBINATIONS])

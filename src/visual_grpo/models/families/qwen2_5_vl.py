@@ -60,7 +60,7 @@ class EncodedQueries(Prompts):
 
     frames: list[tuple[int, int]]
     """Height and width that coordinates in the answers count to: pixels as the processor gave them to the model, or
-    Qwen3-VL's thousandths of each side."""
+    Qwen3-VL's 1001 places of each side."""
 
 
 class AnswerModel:
@@ -111,7 +111,7 @@ class AnswerModel:
 
     def _frames(self, inputs: BatchFeature) -> list[tuple[int, int]]:
         if _is_qwen3(self.network):
-            return [(_THOUSANDTHS, _THOUSANDTHS)] * len(inputs["image_grid_thw"])
+            return [(_PLACES, _PLACES)] * len(inputs["image_grid_thw"])
         patch: int = self.network.config.vision_config.patch_size
         return [(rows * patch, columns * patch) for _, rows, columns in inputs["image_grid_thw"].tolist()]
 
@@ -165,7 +165,7 @@ class AnswerModel:
 
 
 _AS_TEXT = {"tokenize": False, "add_generation_prompt": True}
-_THOUSANDTHS = 1001
+_PLACES = 1001
 """Qwen3-VL writes coordinates relative to the image, from 0 to 1000 (its report, arXiv 2511.21631): 1001 places."""
 
 

@@ -30,10 +30,11 @@ ROUNDING = {torch.bfloat16: 0.003, torch.float16: 0.003 / 8}
 whole sequences. It grows with the root of the layers and with the deviation (`benchmarks/rounding_gap.py`)."""
 
 _NOT_APPLIED = {
-    **dict.fromkeys(("repetition_penalty", "encoder_repetition_penalty", "typical_p"), 1.0),
+    **dict.fromkeys(("repetition_penalty", "encoder_repetition_penalty", "typical_p", "guidance_scale"), 1.0),
     **dict.fromkeys(("min_p", "top_h", "epsilon_cutoff", "eta_cutoff", "min_length", "min_new_tokens"), 0),
     **dict.fromkeys(("no_repeat_ngram_size", "encoder_no_repeat_ngram_size"), 0),
     **dict.fromkeys(("suppress_tokens", "begin_suppress_tokens", "bad_words_ids", "sequence_bias"), None),
+    **dict.fromkeys(("forced_bos_token_id", "forced_eos_token_id"), None),
     **dict.fromkeys(("exponential_decay_length_penalty", "watermarking_config"), None),
 }
 """Settings of a generation_config that change what ``generate`` samples, with the value that changes nothing: they
@@ -73,7 +74,7 @@ class TokenSampler:
         given = {name: getattr(stock, name, None) for name in _NOT_APPLIED}
         for name in ("suppress_tokens", "begin_suppress_tokens"):
             given[name] = [token for token in given[name] or () if token < ids]
-        left = [f"{name} = {value}" for name, value in given.items() if value not in (None, [], _NOT_APPLIED[name])]
+        left = [f"{name} = {value}" for name, value in given.items() if value not in (None, [], {}, _NOT_APPLIED[name])]
         if left:
             console.note(
                 f"Warning: {path} is sampled without {', '.join(left)} of its generation_config: a token's log-prob is"

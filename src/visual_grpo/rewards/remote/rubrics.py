@@ -23,7 +23,7 @@ _AFTER_COLON, _LABELLED = (
     for between in (r"[^\w\n]*[:=]", "")
 )
 _NUMBER = re.compile(r"(?<![\w.])-?\d*\.?\d+(?![\w.]*\d)")
-_SCALE = re.compile(r"[(\[]\s*(?:-?[\d.]+\s*(?:-|–|to)|out of)\s*-?[\d.]+\s*[)\]]")
+_SCALE = re.compile(r"[(\[]\s*(?:-?[\d.]+\s*(?:-|–|to)|out of)\s*-?[\d.]+\s*[)\]]", re.IGNORECASE)
 """The range itself, as in "Score (1-5): 4"."""
 
 
@@ -138,20 +138,26 @@ def yes_probability(top: Sequence[tuple[str, float]]) -> tuple[float, float]:
 def score_in(text: str, low: float, high: float, pattern: re.Pattern[str] | None = None) -> float:
     """The score in a reply; NaN if there is none, several, or one outside ``low`` to ``high``.
 
-    That is the last match of ``pattern``; without one, the number after the last "Score:" or "Rating:", else the one
-    after "Score" or "Rating", else the only number. "7/10" is 7 if ``high`` is 10.
+    That is the last match of ``pattern``; without one, the number after the last "Score:" or "Rating:", else the only
+    one after "Score" or "Rating", else the only one. "7/10" is 7 if ``high`` is 10.
     """
     if pattern is not None:
         return _within(pattern.findall(text)[-1:], low, high)
     text = _SCALE.sub("", text)
-    text = re.sub(rf"((?<![\d.]){low:g}\s*(?:-|–|to)|/|\bout of)\s*{high:g}\b", "", text)
-    numbers = _AFTER_COLON.findall(text)[-1:] or {*_LABELLED.findall(text)} or _NUMBER.findall(text)
+    scale = rf"((?<![\d.])(?<![:=])(?<![:=][ \t]){low:g}[ \t]*(?:-|–|to)|/|\bout of)[ \t]*{high:g}\b"
+    text = re.sub(scale, "", text, flags=re.IGNORECASE)
+    labelled = {_number(found): found for found in _LABELLED.findall(text)}.values()
+    numbers = _AFTER_COLON.findall(text)[-1:] or labelled or _NUMBER.findall(text)
     return math.nan if re.search(r"\d\s*/\s*\d", text) else _within(numbers, low, high)
+
+
+def _number(text: str) -> float:
+    return float(text.replace(",", "."))
 
 
 def _within(numbers: Collection[str], low: float, high: float) -> float:
     try:
-        (score,) = (float(number.replace(",", ".")) for number in numbers)
+        (score,) = map(_number, numbers)
     except ValueError:
         return math.nan
     return score if low <= score <= high else math.nan

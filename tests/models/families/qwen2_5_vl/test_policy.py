@@ -126,7 +126,7 @@ def test_sampling_agrees_with_the_models_own_forward(folder: Path, records: list
 
 
 @ONE
-@pytest.mark.parametrize("targets", [None, "all-linear"])
+@pytest.mark.parametrize("targets", [None, "all-linear", r".*(_proj|\.linear_fc1)"])
 def test_one_step_moves_every_lora_matrix_and_nothing_else(
     folder: Path, records: list[PromptRecord], targets: str | None
 ) -> None:
