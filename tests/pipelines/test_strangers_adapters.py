@@ -263,8 +263,7 @@ def test_what_a_user_trained_with_his_own_code_and_data_needs_no_question(place:
         hooks.after_context_created(context_of(NAMED[pipeline].format(place.theirs)))
         nodes = register_pipelines()[pipeline]
         used = _with_adapters(hooks._parameters, nodes, Path("latest"), hooks._runtime)
-        if pipeline != "vote":
-            assert (used.model.path, used.data.path) == ("own", "photos")
-            assert ("mine" in used.rewards) == (pipeline != "generate")
+        assert (used.model.path, used.data.path) == ("own", "photos")
+        assert ("mine" in used.rewards) == (pipeline != "generate")
         if pipeline == "generate":
             place.run(pipeline, NAMED[pipeline].format(place.theirs))

@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 import webbrowser
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -26,18 +26,16 @@ from tests.evaluation.defaults import parameters
 from tests.evaluation.painter import Painter
 from tests.pipelines.painted import BRIGHTNESS, STARTER_REPORT, Project
 from tests.rewards.votes.voters import Browser, picture
-from visual_grpo.adapter_folder import adapter_digest
 from visual_grpo.common import console
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.images import read_image, to_pil, to_tensor
-from visual_grpo.models.run_spec import RunSpec, resolve
+from visual_grpo.models.run_spec import resolve
 from visual_grpo.pipeline_registry import register_pipelines
 from visual_grpo.pipelines.generate import generate_for_prompts
 from visual_grpo.pipelines.score import score_folder
 from visual_grpo.rewards.votes.choices import read_choices
 from visual_grpo.rewards.votes.head import pixel_features
 from visual_grpo.rewards.votes.votes_reward import read_head
-from visual_grpo.training import components
 
 
 class Voter(threading.Thread):
@@ -97,7 +95,6 @@ def vote(
     project: Project,
     monkeypatch: pytest.MonkeyPatch,
     voter: Voter | None = None,
-    trust: Sequence[str] = (),
     **settings: Any,
 ) -> tuple[Path, list[str]]:
     settings = {"choices": str(project.folder / "raw/choices.jsonl"), "open_browser": False, **settings}
@@ -106,7 +103,6 @@ def vote(
         catalog = project.run(
             register_pipelines()["vote"],
             vote=settings,
-            trust=trust,
             base_model=STARTER_REPORT,
             model={"device": "cpu", "path": str(project.folder / "model")},
         )
@@ -131,24 +127,6 @@ def test_choices_between_the_models_samples_become_a_reward(painted: Project, mo
     assert len(pd.read_csv(folder / "choices.csv")) == 50
     scores = pd.read_csv(folder / "scores.csv")
     assert scores.groupby("family")["score"].sum().abs().max() < 1e-6
-
-
-def test_a_named_adapter_draws_with_the_model_and_the_modules_of_its_training(
-    painted: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trained = parameters(policy={"train": "ar"}).public()
-    painted.train(model="its model", parameters=trained, seed=0)
-    specs: list[RunSpec] = []
-    build = components.build_model
-
-    def noted(spec: RunSpec, adapters: Path | None = None) -> Any:
-        specs.append(spec)
-        return build(spec, adapters)
-
-    monkeypatch.setattr(components, "build_model", noted)
-    adapters = painted.folder / "adapters"
-    vote(painted, monkeypatch, trust=[adapter_digest(adapters)], pairs=2, adapter=str(adapters))
-    assert [(spec.model, spec.modules) for spec in specs] == [("its model", ("ar",))]
 
 
 def test_the_browsers_arguments_do_not_tell_the_secret_address(

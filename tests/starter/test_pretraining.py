@@ -58,7 +58,9 @@ def wait_until(condition: Callable[[], object], seconds: float = 60) -> bool:
 
 
 @pytest.mark.parametrize("place", ["photos", "photos/0.png"])
-def test_what_the_starter_has_not_written_is_never_replaced(tmp_path: Path, place: str) -> None:
+def test_what_the_starter_has_not_written_is_never_replaced(
+    tmp_path: Path, place: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     photo = tmp_path / "photos/0.png"
     photo.parent.mkdir()
     photo.write_bytes(b"a photo")
@@ -69,7 +71,9 @@ def test_what_the_starter_has_not_written_is_never_replaced(tmp_path: Path, plac
     assert photo.read_bytes() == b"a photo"
     photo.unlink()
     write_dataset(tmp_path / "photos", {}, (), lambda fresh: [])  # An empty folder, and the starter's own.
+    assert not capsys.readouterr().out
     write_dataset(tmp_path / "photos", {"seed": 1}, (), lambda fresh: [])
+    assert "photos, which it made with other parameters" in capsys.readouterr().out
 
 
 def test_a_task_tells_its_steps_in_order_until_ctrl_c_ends_its_process(tmp_path: Path) -> None:

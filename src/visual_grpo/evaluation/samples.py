@@ -130,7 +130,7 @@ def generate_and_score(
     folder: Path,
     *,
     batch_size: int,
-    advance: Callable[..., object] | None = None,
+    advance: Callable[[int], object] | None = None,
 ) -> pd.DataFrame:
     """Writes ``<sampler>/<id>_<index>.png`` (videos: .webp) and ``scores.parquet`` into ``folder``; returns the scores.
 
@@ -139,10 +139,10 @@ def generate_and_score(
     Optional columns: ``answer``, the text of a text sample, and, relative to ``folder``, ``source``, the images that
     were edited, and ``target`` (the picture of a text sample already shows its image). ``DataFrame.attrs``, which
     Parquet preserves, has the weights, judges, measures and guards of the rewards. ``advance`` is called after every
-    batch with the number of samples and their mean reward so far (``console.progress(...).advance``).
+    batch with the number of samples.
     """
     frames: list[pd.DataFrame] = []
-    summed, scored = 0.0, 0
+    scored = False
     for sampler, (settings, requested) in asked.items():
         if not requested:  # Controls, where nothing is held out.
             continue
@@ -150,15 +150,14 @@ def generate_and_score(
         batches = generate_batches(policy, requested, settings, batch_size)
         for batch, samples, scores in _scored(scorer, _whole_groups(batches) if scorer.needs_whole_groups else batches):
             frames.append(_rows(sampler, batch, samples, scores, folder))
-            summed += float(scores.total.nansum())
-            scored += int((~scores.total.isnan()).sum())
+            scored = scored or not bool(scores.total.isnan().all())
             if not scored and _can_be_scored(scorer, batch):
                 _check_any_scored(pd.concat(frames))
             for file, request, sample in zip(frames[-1]["file"], batch, samples, strict=True):
                 # Level 1: a third of the time, a third more bytes.
                 save(request.record, sample, scorer, folder / file, compress_level=1)
             if advance is not None:
-                advance(len(batch), reward=summed / scored if scored else None)
+                advance(len(batch))
     table = pd.concat(frames, ignore_index=True)
     _check_any_scored(table)
     table = table.drop(columns=[column for column in ("answer", "source", "target") if table[column].isna().all()])

@@ -41,7 +41,6 @@ from visual_grpo.evaluation.pictures import of_sample
 from visual_grpo.evaluation.report import all_pairs
 from visual_grpo.evaluation.samples import SCORES, Request, distinct_prompts, generate_batches, image_seed
 from visual_grpo.models.run_spec import RunSpec
-from visual_grpo.operations.candidates import model_in, sampled_alike
 from visual_grpo.pipelines.generate import LISTED
 from visual_grpo.rewards.build import negative_points
 from visual_grpo.rewards.votes.choices import AB, Ballot, Choice, Pair, append_line, read_choices
@@ -62,7 +61,7 @@ def create_pipeline() -> Pipeline:
                 name="collect_votes",
             )
         ],
-        tags=["apart", "model"],
+        tags=["apart", "model", "parameters_of.vote.adapter"],
     )
 
 
@@ -200,8 +199,6 @@ def _generated_pairs(spec: RunSpec, records: RecordTable, file: Path, latest: Pa
     """Generates two samples of a training prompt for each pair that was not generated before."""
     parameters = spec.config
     adapters = adapters_or_base(parameters.vote.adapter, latest)
-    if adapters is not None:
-        spec = sampled_alike(parameters, model_in(parameters.vote.adapter, adapters, parameters).facts)
     sampler = getattr(parameters.sampling, parameters.vote.sampler)
     what = {
         "model": [spec.model, content_digest(spec.model)],

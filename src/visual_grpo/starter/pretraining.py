@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing.spawn import ProcessExitedException, start_processes
 
+from visual_grpo.common import console
 from visual_grpo.common.digests import STARTER
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.files import fresh_folder, settled
@@ -79,6 +80,8 @@ def write_once(
     digest = digest_of(recipe)
     if even_if_there or starter_notes(settled(folder)).get("digest") != digest:
         _require_own(folder)
+        if starter_notes(folder) and not even_if_there:
+            console.note(f"The starter replaces {folder}, which it made with other parameters.")
         with fresh_folder(folder) as fresh:
             noted = {"digest": digest, **write(fresh)}
             (fresh / STARTER).write_text(json.dumps(noted), encoding="utf-8")

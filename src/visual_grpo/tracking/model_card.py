@@ -35,9 +35,14 @@ _CARD = """\
 {loading}
 ```
 
-This gives the picture of `kedro run --pipeline=generate` with `generate.prompt`. `generate` lists the seeds of other
-pictures in `metadata.jsonl`.
+{same}
 """
+_OF_PROMPT = """\
+This gives the picture of `kedro run --pipeline=generate` with `generate.prompt`. `generate` lists the seeds of other
+pictures in `metadata.jsonl`."""
+_OF_RECORD = """\
+This gives what `kedro run --pipeline=generate` with `generate.prompts` makes of a record, if the seed that
+`metadata.jsonl` lists takes the place of `image_seed(0, record.id, 0)`."""
 _LOADING = """\
 from pathlib import Path
 
@@ -122,6 +127,7 @@ def model_card(
         about="\n".join(f"- {name}: {text}" for name, text in about.items() if text),
         result="\n".join(result or [_NO_RESULT + (f" To judge the adapter: `{judged_by}`" if judged_by else "")]),
         loading=loading_code(config, base, modules, published),
+        same=_OF_RECORD if config.data.task in ("i2i", "segmentation") else _OF_PROMPT,
     )
     calls = [f"- `{module}`: `{call.replace('folder', _place(module, modules, published))}`" for module, call in plain]
     onto = " onto the base model with the merged LoRA" if "model_lora" in facts else ""

@@ -12,6 +12,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import ModelConfig, Strict
 from visual_grpo.models.family import Family
@@ -46,6 +47,13 @@ class Sd3:
         """``size``: (height, width) in pixels, multiples of 16."""
         self.pipeline, self.transformer, self.options = pipeline, pipeline.transformer, options
         self.latent_shape = latent_shape(pipeline, size, self.transformer.config.in_channels)
+        limits = self.transformer.config
+        largest = limits.pos_embed_max_size * limits.patch_size * pipeline.vae_scale_factor
+        if max(size) > largest:
+            raise UserError(
+                f"data.height and data.width are {size[0]} and {size[1]}, and this model has positions for {largest}"
+                " pixels a side."
+            )
 
     def schedule(self, steps: int) -> Schedule:
         """Returns the pipeline's schedule; its shift depends on the size only where the scheduler says so."""

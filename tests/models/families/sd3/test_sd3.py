@@ -9,6 +9,7 @@ from diffusers import FlowMatchEulerDiscreteScheduler
 
 from tests.models import flow_checks
 from tests.models.families.sd3 import tiny
+from visual_grpo.common.errors import UserError
 from visual_grpo.config import ModelConfig, PolicyConfig, SamplerConfig
 from visual_grpo.models.families.sd3 import FAMILY, Sd3, Sd3Options
 from visual_grpo.models.module import ModelSettings
@@ -49,6 +50,11 @@ def test_t5_may_be_missing_or_left_out(folder: Path, tmp_path: Path) -> None:
     assert without.text_encoder_3 is None
     model = Sd3(without, tiny.SIZE, Sd3Options(max_sequence_length=0))
     assert model.conditions(RECORDS, [], 1.0).prompts[0].embeds.shape[1] == 77
+
+
+def test_a_size_without_positions_is_refused(pipeline: Any) -> None:
+    with pytest.raises(UserError, match="are 64 and 272, and this model has positions for 256"):
+        Sd3(pipeline, (64, 272), Sd3Options())
 
 
 def test_load_model_reads_the_options_as_a_command_does(folder: Path) -> None:
