@@ -199,14 +199,16 @@ class Limits:
     @cached_property
     def _folders(self) -> list[Path]:
         """``folder``, and of a snapshot in the Hugging Face cache the folder that its files are links to."""
+        if self.folder is None:
+            return []
         snapshot = _SNAPSHOT.fullmatch(str(self.folder))
-        return [Path(str(self.folder)), *([Path(snapshot[1], "blobs")] if snapshot else [])]
+        return [Path(self.folder), *([Path(snapshot[1], "blobs")] if snapshot else [])]
 
     def is_inside(self, path: Path) -> bool:
         """Returns whether the path is inside; also true for one that cannot exist, because of a NUL character."""
         try:
             real = Path(os.path.realpath(path))
-            return self.folder is None or any(map(real.is_relative_to, self._folders))
+            return not self._folders or any(map(real.is_relative_to, self._folders))
         except (ValueError, OSError):
             return True
 

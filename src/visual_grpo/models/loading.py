@@ -51,7 +51,7 @@ def load_pipeline(
         without: components that are not loaded even where they are there.
         prepare: what is done to the pipeline before its networks are on the device.
 
-    Raises UserError for a scheduler whose steps are not those of Euler's method, which are the mean of the SDE's steps.
+    Raises UserError for a scheduler that does not take Euler's steps: the SDE's steps have these as their mean.
     """
     device = resolve_device(config.device)
     check_base_weights(config.base_weights, device)

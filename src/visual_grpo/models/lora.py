@@ -165,7 +165,7 @@ class DiffusersAdapter(Adapter):
     plain = "pipe.transformer.load_lora_adapter(folder, prefix=None, use_safetensors=True)"
     prefix: ClassVar[str] = ""
     tensor_prefix: ClassVar[str] = ""
-    """``prefix`` begins the names of the configuration in the file, ``tensor_prefix`` those of the tensors."""
+    """``prefix`` and ``tensor_prefix`` precede the names of the configuration and of the tensors in the file."""
     parts: ClassVar[Mapping[str, str]] = {}
     """Name of a layer, within its block -> its name in the file; the others have the same name there."""
 

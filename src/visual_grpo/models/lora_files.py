@@ -126,7 +126,7 @@ def start_from(adapter: Adapter, lora: LoraFile) -> None:
 
 
 def require_layers(network: nn.Module, lora: LoraFile) -> None:
-    """Raises UserError where ``lora`` is of a different model, or its names were not converted to those of layers."""
+    """Raises UserError if ``lora`` is of a different model, or if diffusers has not converted its names."""
     for name, (down, up) in lora.layers.items():
         try:
             layer: Any = network.get_submodule(name)

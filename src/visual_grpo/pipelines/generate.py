@@ -47,7 +47,7 @@ def create_pipeline() -> Pipeline:
 LISTED = "metadata.jsonl"
 """File, prompt, seed, record and sources of each picture: an image folder, so that score reads it."""
 _SOURCES = "sources"
-"""Folder of copies of the sources: those of ``generate.prompts`` are prepared for the time of the run only."""
+"""Folder for copies of the sources, since the prepared ones of ``generate.prompts`` are deleted after the run."""
 _SHEET_COLUMNS, _SHEET_MOST = 5, 100
 _LONGEST_LIST = 200
 """Characters of the list of unknown words."""
@@ -148,7 +148,7 @@ def _write(folder: Path, generated: Sequence[tuple[Request, Sample]], painter: P
 
 
 def _copied(source: Path, folder: Path) -> str:
-    """Copies a source, whose name is one of its own, and returns its path relative to ``folder``."""
+    """Copies a prepared source, whose name is unique, and returns its path relative to ``folder``."""
     (folder / _SOURCES).mkdir(exist_ok=True)
     shutil.copyfile(source, folder / _SOURCES / source.name)
     return f"{_SOURCES}/{source.name}"

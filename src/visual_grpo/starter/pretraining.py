@@ -77,10 +77,10 @@ def write_once(
     Notes the digest of the recipe in it, with what ``write`` returns, and returns that. After an error or an
     interruption the folder is unchanged. Raises UserError for a folder that something else has written to.
     """
-    digest = digest_of(recipe)
-    if even_if_there or starter_notes(settled(folder)).get("digest") != digest:
+    digest, present = digest_of(recipe), starter_notes(settled(folder))
+    if even_if_there or present.get("digest") != digest:
         _require_own(folder)
-        if starter_notes(folder) and not even_if_there:
+        if present and not even_if_there:
             console.note(f"The starter replaces {folder}, which it made with other parameters.")
         with fresh_folder(folder) as fresh:
             noted = {"digest": digest, **write(fresh)}

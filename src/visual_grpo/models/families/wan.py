@@ -125,10 +125,10 @@ def _prepare(pipeline: Any, shift: Any) -> None:
         if network is not None:
             network.float()
     saved = pipeline.scheduler
-    name = "flow_shift" if "flow_shift" in saved.config else "shift"
+    key = "flow_shift" if "flow_shift" in saved.config else "shift"
     if shift is not None:
-        saved = type(saved).from_config(saved.config, **{name: shift})
-    if name == "shift":  # Of flow matching: Euler's, or refused.
+        saved = type(saved).from_config(saved.config, **{key: shift})
+    if key == "shift":  # Of flow matching: Euler's, or refused.
         pipeline.scheduler = saved
     else:
         pipeline.saved_scheduler = saved

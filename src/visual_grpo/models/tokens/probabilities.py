@@ -37,8 +37,7 @@ _NOT_APPLIED = {
     **dict.fromkeys(("forced_bos_token_id", "forced_eos_token_id"), None),
     **dict.fromkeys(("exponential_decay_length_penalty", "watermarking_config"), None),
 }
-"""Settings of a generation_config that change what ``generate`` samples, with the value that changes nothing: they
-depend on the tokens before, or cut the distribution in a way that a ratio of two policies would have to know."""
+"""Settings of a generation_config that change what ``generate`` samples, with the value that changes nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
