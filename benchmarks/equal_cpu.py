@@ -29,22 +29,20 @@ from visual_grpo.evaluation.samples import read_scores
 NEAR = 0.01
 """Of the total: a loop has reached another if it is at most this far below. Two evaluations differ by chance."""
 RESULTS, BASE, DEFAULT = Path("results/equal_cpu"), "base", "default@2"
-ONE_NOISE, NEW_NOISE = "policy.flow.draws=1", "policy.flow.draws={updates}"
-NFT = f"{algorithms.MATCHING},grpo.loss=nft,grpo.nft_beta=0.5"
+NEW_NOISE = "policy.flow.draws={updates}"
 HALF = "grpo.prompts_per_step=4"
 """Half of the prompts of a rollout; of words, a quarter."""
-AWM = f"{algorithms.MATCHING},grpo.loss=awm"
+AWM = "grpo.loss=awm"
 LOOPS: dict[str, tuple[str, float]] = {
     "default": ("", 1.0),
     "default_twice": ("", 2.0),
     "default_half": (HALF, 1.0),
-    "matching": (algorithms.MATCHING, 1.0),
     "half_size": ("sampling.rollout.height=64,sampling.rollout.width=64", 1.0),
-    "nft": (NFT, 2.0),
-    "nft_half": (f"{NFT},{HALF}", 2.0),
-    "nft_batch": (f"{NFT},grpo.advantage_scale=batch", 2.0),
-    "nft_all_levels": (f"{NFT},policy.flow.window_steps=null", 2.0),
-    "nft_new_noise": (f"{NFT},{NEW_NOISE}", 2.0),
+    "nft": (algorithms.NFT, 2.0),
+    "nft_half": (f"{algorithms.NFT},{HALF}", 2.0),
+    "nft_batch": (f"{algorithms.NFT},grpo.advantage_scale=batch", 2.0),
+    "nft_all_levels": (f"{algorithms.NFT},policy.flow.window_steps=null", 2.0),
+    "nft_new_noise": (f"{algorithms.NFT},{NEW_NOISE}", 2.0),
     "awm": (AWM, 1.0),
     "awm_twice": (AWM, 2.0),
     "awm_new_noise": (f"{AWM},{NEW_NOISE}", 2.0),

@@ -130,7 +130,7 @@ def markdown(clones: dict[int, Path], choices: list[str], split: str = "held_out
                     for entry in result["rewards"]
                     if (entry["split"], entry["sampler"]) == (split, sampler)
                 }
-                if not chosen:  # `matching` trains on samples of ODE steps: there is no other sampler to show.
+                if not chosen:  # nft trains on samples of ODE steps: there is no other sampler to show.
                     continue
                 cells = [
                     trained(clones, choice),

@@ -106,12 +106,13 @@ def test_results_pair_whatever_the_patience() -> None:
 
 
 def test_the_window_of_training_decides_samples_where_a_judged_sampler_has_it() -> None:
-    def judged(window: int, **policy: Any) -> Any:
-        return samples_record(parameters(policy={"flow": {"window_steps": window, **policy.pop("flow", {})}, **policy}))
+    def judged(window: int, loss: str) -> Any:
+        return samples_record(
+            parameters(policy={"train": "dit", "flow": {"window_steps": window}}, grpo={"loss": loss})
+        )
 
-    assert judged(1) != judged(2)
-    matching: dict[str, Any] = {"flow": {"likelihood": "matching"}, "share_start_noise": False}
-    assert judged(1, **matching) == judged(2, **matching)
+    assert judged(1, "grpo") != judged(2, "grpo")
+    assert judged(1, "nft") == judged(2, "nft")
 
 
 def test_the_signal_check_belongs_to_the_training() -> None:

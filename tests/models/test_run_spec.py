@@ -9,10 +9,8 @@ from typing import Any
 import pytest
 
 from tests.training.few_steps import parameters
-from visual_grpo.common.decisions import Matches
 from visual_grpo.common.errors import UserError
 from visual_grpo.config import Parameters
-from visual_grpo.grpo.losses import DPPO
 from visual_grpo.models.family import find_family
 from visual_grpo.models.run_spec import resolve
 
@@ -54,15 +52,20 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     *(
         (
             "sd3",
-            {"grpo": {"loss": "gspo"}, "policy": policy},
+            {"grpo": {"loss": "gspo"}, "policy": {"flow": flow}},
             r"gspo, which .* but the 2 trained steps of dit are",
         )
-        for policy in (
-            {"flow": {"window_steps": 2}},
-            {"flow": {"window_start": 1, "window_steps": None}},
-            {"flow": {"likelihood": "matching", "draws": 2}, "share_start_noise": False},
-        )
+        for flow in ({"window_steps": 2}, {"window_start": 1, "window_steps": None})
     ),
+    (
+        "sd3",
+        {"grpo": {"loss": "nft"}, "policy": {"flow": {"noise": 0.5, "sampler": "cps"}}},
+        r"nft, which has no sampler, noise of policy\.flow\. Set policy\.flow\.sampler=sde, policy\.flow\.noise=0\.7",
+    ),
+    ("sd3", {"grpo": {"loss": "nft", "target_kl": 0.1}}, r"grpo\.target_kl compares dit .*Set grpo\.nft_old_decay=0"),
+    ("sd3", {"grpo": {"loss": "nft"}, "modules": {"dit": {"target_kl": 0.1}}}, r"nft samples with an average of them"),
+    ("sd3", {"policy": {"flow": {"draws": 2}}}, r"grpo, which has no draws of policy\.flow\. Set .*draws=1"),
+    ("sd3", {"grpo": {"loss": "awm"}, "policy": {"share_start_noise": True}}, "with .* they are one picture"),
     *(
         (family, {"policy": {"decode_guidance_scale": 2, **policy}}, "guidance_scale is 2, which changes nothing")
         for family, policy in (
@@ -161,16 +164,11 @@ def test_what_a_family_lacks_is_refused(tmp_path: Path, family: str, changes: di
         resolve(base(tmp_path, **changes), family=found)
 
 
-def test_a_loss_is_refused_where_the_replay_lacks_what_it_needs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    matching = {"flow": {"likelihood": "matching"}, "share_start_noise": False}
-    for policy in ({}, matching):
-        resolve(of_sd3(tmp_path, grpo={"loss": "dppo"}, policy=policy), family=find_family("sd3"))
-    monkeypatch.setattr(DPPO, "needs", Matches)
-    resolve(of_sd3(tmp_path, grpo={"loss": "dppo"}, policy=matching), family=find_family("sd3"))
-    with pytest.raises(UserError, match=r"needs velocities \(policy\.flow\.likelihood=matching\), and dit has none"):
-        resolve(of_sd3(tmp_path, grpo={"loss": "dppo"}), family=find_family("sd3"))
+def test_a_loss_is_refused_where_the_replay_lacks_what_it_needs(tmp_path: Path) -> None:
+    for loss in ("dppo", "nft", "awm"):
+        resolve(of_sd3(tmp_path, grpo={"loss": loss}), family=find_family("sd3"))
+    with pytest.raises(UserError, match=r"needs velocities \(flow modules have them\), and vl has none"):
+        resolve(of_vl(tmp_path, grpo={"loss": "nft"}), family=find_family("qwen2_5_vl"))
 
 
 @pytest.mark.parametrize(
@@ -193,7 +191,7 @@ def test_a_loss_is_refused_where_the_replay_lacks_what_it_needs(
 def test_settings_that_a_loss_would_not_use_are_refused(
     tmp_path: Path, grpo: dict[str, Any], draws: int, complaint: str | None
 ) -> None:
-    policy = {"flow": {"likelihood": "matching", "draws": draws}, "share_start_noise": False}
+    policy = {"flow": {"draws": draws}}
     with nullcontext() if complaint is None else pytest.raises(UserError, match=complaint):
         resolve(of_sd3(tmp_path, grpo=grpo, policy=policy), family=find_family("sd3"))
 
@@ -225,8 +223,7 @@ def test_a_plan_says_what_is_trained_and_drawn(tmp_path: Path) -> None:
     flow_only = resolve(of_sd3(tmp_path), family=find_family("sd3"))
     assert list(flow_only.samplers) == ["sde", "eval"]
     assert flow_only.rollout.temperature is None
-    matching = {"flow": {"likelihood": "matching"}, "share_start_noise": False}
-    assert list(resolve(of_sd3(tmp_path, policy=matching), family=find_family("sd3")).samplers) == ["eval"]
+    assert list(resolve(of_sd3(tmp_path, grpo={"loss": "nft"}), family=find_family("sd3")).samplers) == ["eval"]
     vl = resolve(of_vl(tmp_path, sampling={"rollout": {}, "eval": {}}), family=find_family("qwen2_5_vl"))
     assert list(vl.samplers) == ["rollout", "eval"]
     assert (vl.rollout.temperature, vl.rollout.top_p, vl.rollout.top_k) == (1.0, 1.0, 0)

@@ -28,12 +28,9 @@ VL: Mapping[str, Any] = {
     "data": {"task": "segmentation"},
     "model": {"options": {"max_tokens": TOKENS}},
 }
-MATCHING: Mapping[str, Any] = {
-    "policy": {
-        "flow": {"likelihood": "matching", "window_steps": 2},
-        "share_start_noise": False,
-    },
-    "grpo": {"target_kl": 1e-5},
+NFT: Mapping[str, Any] = {
+    "policy": {"flow": {"window_steps": 2}},
+    "grpo": {"loss": "nft", "nft_old_decay": 0, "target_kl": 1e-5},
 }
 CASES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "ar": ("pipeline_folder", {"policy": {"train": "ar"}}),
@@ -42,7 +39,7 @@ CASES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "joint": ("pipeline_folder", {"policy": {"stages": "joint"}}),
     "checkpointed": ("pipeline_folder", {"policy": {"stages": "joint", "gradient_checkpointing": True}}),
     "sd3": ("sd3_folder", SD3),
-    "matching": ("sd3_folder", {**SD3, **MATCHING}),
+    "nft": ("sd3_folder", {**SD3, **NFT}),
     "qwen_image": ("qwen_image_folder", FLOW),
     "flux": ("flux_folder", FLOW),
     "flux2_klein": ("flux2_klein_folder", FLOW),
@@ -57,7 +54,7 @@ CASES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "qwen3_vl": ("qwen3_vl_folder", VL),
 }
 QUICK = ("joint", "qwen2_5_vl")
-"""What these run covers most of the others, but for the settings of matching and the sources of edits."""
+"""What these run covers most of the others, but for the settings of nft and the sources of edits."""
 
 pytestmark = pytest.mark.usefixtures("small_sources")
 

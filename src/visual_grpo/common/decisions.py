@@ -84,10 +84,10 @@ class GaussianLikelihoods(Likelihoods):
 class Matches(GaussianLikelihoods):
     """Noised samples and the velocities that the model gives them (`models.flow.forward_process`).
 
-    Read as likelihoods: the target's under N(velocity, 1/2), so any algorithm can train on them.
+    Read as likelihoods: the target's under N(velocity, 1/2).
     """
 
-    described: ClassVar[str] = "velocities (policy.flow.likelihood=matching)"
+    described: ClassVar[str] = "velocities (flow modules have them)"
 
     velocity: Tensor
     """[b, s, *D] with gradient."""

@@ -74,13 +74,8 @@ class LoraParams(Strict, decides=Decides.TRAINING):
 
 
 class FlowConfig(Strict, decides=Decides.SAMPLES):
-    """The trained decisions of a flow module: stochastic denoising steps, or noise sampled on its samples."""
+    """The trained decisions of a flow module: stochastic denoising steps, or noise on samples of the ODE (nft, awm)."""
 
-    likelihood: Literal["sde", "matching"] = Field(
-        default="sde",
-        description="likelihood of a sample. sde: of its stochastic steps; matching: how well the model matches it "
-        "with noise (arXiv 2509.25050), for samples of the ODE; needs policy.share_start_noise=false",
-    )
     sampler: Literal["sde", "cps"] = Field(
         default="sde",
         description="transition: of Flow-GRPO (arXiv 2505.05470), or coefficients-preserving (arXiv 2509.05952)",
@@ -94,7 +89,7 @@ class FlowConfig(Strict, decides=Decides.SAMPLES):
     window_steps: int | None = Field(
         default=1,
         ge=1,
-        description="stochastic steps, ODE elsewhere; null = every step but the last, which has no variance. matching:"
+        description="stochastic steps, ODE elsewhere; null = every step but the last, which has no variance. nft, awm:"
         " steps at whose noise levels noise is sampled",
     )
     train_share: float = Field(
@@ -103,7 +98,7 @@ class FlowConfig(Strict, decides=Decides.SAMPLES):
     draws: int = Field(
         default=1,
         ge=1,
-        description="matching: noise samples at each of the window's noise levels, which the updates of a rollout take"
+        description="nft, awm: noise samples at each of the window's noise levels, which the updates of a rollout take"
         " in turn; 1 = the same noise in every update",
     )
 
@@ -121,14 +116,11 @@ class FlowConfig(Strict, decides=Decides.SAMPLES):
             raise ValueError(f"noise of the cps sampler is at most 1 (a quarter turn), got {self.noise}")
         return self
 
-    @model_validator(mode="after")
-    def _settings_are_of_the_likelihood(self) -> Self:
-        others = ("draws",) if self.likelihood == "sde" else ("sampler", "noise")
+    def unread(self, *, forward_process: bool) -> dict[str, object]:
+        """Returns the settings that were changed and that the trained decisions do not have, with their defaults."""
+        others = ("sampler", "noise") if forward_process else ("draws",)
         defaults = {name: type(self).model_fields[name].default for name in others}
-        if changed := [name for name in others if getattr(self, name) != defaults[name]]:
-            back = ", ".join(f"{name}={defaults[name]}" for name in changed)
-            raise ValueError(f"likelihood is {self.likelihood}, which has no {', '.join(changed)}: set {back}")
-        return self
+        return {name: value for name, value in defaults.items() if getattr(self, name) != value}
 
 
 class SignalCheckConfig(Strict, decides=Decides.TRAINING):
@@ -172,7 +164,11 @@ class PolicyConfig(Strict, decides=Decides.TRAINING):
     gradient_checkpointing: Annotated[bool, Decides.TRAINING | Decides.ROUNDING] = Field(
         default=False, description="recompute activations in the backward pass: less memory, more time"
     )
-    share_start_noise: bool = Field(default=True, description="one start noise of the decoder per prompt")
+    share_start_noise: bool | None = Field(
+        default=None,
+        description="one start noise of the decoder per prompt; null = true, but with nft and awm, whose samples differ"
+        " by it alone",
+    )
     decode_guidance_scale: float | None = Field(
         default=None,
         ge=1,
@@ -187,15 +183,6 @@ class PolicyConfig(Strict, decides=Decides.TRAINING):
     rollout_batch: Annotated[int, Decides.SAMPLES | Decides.ROUNDING] = Field(
         default=64, ge=1, description="rows of tokens sampled at a time"
     )
-
-    @model_validator(mode="after")
-    def _samples_of_the_ode_differ(self) -> Self:
-        if self.flow.likelihood == "matching" and self.share_start_noise:
-            raise ValueError(
-                "flow.likelihood is matching, whose samples differ by their start noise alone: set"
-                " policy.share_start_noise=false, or all samples of a prompt are one picture"
-            )
-        return self
 
 
 class TokenSettings(Strict, decides=Decides.SAMPLES):

@@ -161,6 +161,8 @@ class NFT(Algorithm[Matches]):
 
     needs: ClassVar[type[Likelihoods]] = Matches
     nft_beta: float = 1.0
+    nft_old_decay: float = 0.5
+    """Of the policy that samples (old_policy.py)."""
     advantage_clip: float = USUAL_CLIP
 
     def __call__(self, decisions: Matches, advantages: Tensor, counted: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
@@ -226,6 +228,17 @@ LOSSES: dict[str, type[Algorithm[Any]]] = {
     "awm": AWM,
 }
 """Value of ``grpo.loss`` -> its loss."""
+
+
+def trains_on_noised_samples(loss: str) -> bool:
+    """Returns whether the decisions are noises on samples of the ODE (models/flow/forward_process.py)."""
+    return issubclass(LOSSES[loss].needs, Matches)
+
+
+def old_decay(config: GRPOConfig) -> float:
+    """Returns the largest decay of the average that samples; 0 = the trained weights do."""
+    algorithm = LOSSES[config.loss].of(config)
+    return algorithm.nft_old_decay if isinstance(algorithm, NFT) else 0.0
 
 
 def unread_clips(config: GRPOConfig) -> list[str]:
@@ -299,8 +312,10 @@ class PolicyLoss:
     def _refuse_unfit(self, decisions: Likelihoods, *, whole: bool) -> None:
         algorithm, needs = self.algorithm, f"grpo.loss is {self.config.loss}, which needs"
         if not isinstance(decisions, algorithm.needs):
+            made = "Make the policy with load_policy(..., forward_process=True), or use a different loss."
             raise UserError(
-                f"{needs} {algorithm.needs.described}. The policy's replay gives none. Use a different loss."
+                f"{needs} {algorithm.needs.described}. The policy's replay gives none."
+                f" {made if algorithm.needs is Matches else 'Use a different loss.'}"
             )
         if algorithm.whole_rows and not whole:
             raise UserError(

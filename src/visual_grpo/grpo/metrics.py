@@ -188,15 +188,17 @@ def variance_shares(
 
 def _update_metrics(updates: list[UpdateMetrics], *, replays: bool) -> dict[str, float]:
     first, last = updates[0].means(), updates[-1].means()
-    # The first ratio to the replay is exactly 1.
-    values = {"loss": updates[-1].loss, "ratio/first_max_abs_log": 0.0 if replays else updates[0].max_gap}
+    values = {"loss": updates[-1].loss}
+    measured = SAMPLER_GAP in first
+    if measured:  # The first ratio to the replay is exactly 1.
+        values["ratio/first_max_abs_log"] = 0.0 if replays else updates[0].max_gap
     for name, mean in last.items():
         if name != SAMPLER_GAP:
             values["ratio/mean" if name == "ratio" else name] = mean
     values |= {"grad_norm": updates[-1].grad_norm, "learning_rate": updates[-1].learning_rate}
     if updates[-1].moved is not None:
         values["step_kl"] = updates[-1].moved
-    if replays:
+    if replays and measured:
         values |= {f"{SAMPLER_GAP}/mean": first[SAMPLER_GAP], f"{SAMPLER_GAP}/max": updates[0].max_gap}
     for number, stats in enumerate(updates, 1):
         own = {name: mean for name, mean in stats.means().items() if name not in _TRAINERS}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -22,8 +23,9 @@ from visual_grpo.config import GRPOConfig
 from visual_grpo.grpo.advantages import USUAL_CLIP, combined_rewards, group_advantages
 from visual_grpo.grpo.checkpoint import tensors_under
 from visual_grpo.grpo.distributed import ranks
-from visual_grpo.grpo.losses import LOSSES, PolicyLoss
+from visual_grpo.grpo.losses import LOSSES, PolicyLoss, old_decay
 from visual_grpo.grpo.metrics import SAMPLER_GAP, Clock, UpdateMetrics, step_metrics
+from visual_grpo.grpo.old_policy import OldPolicy
 from visual_grpo.grpo.optimizer import AdapterOptimizer, non_finite
 from visual_grpo.grpo.ratio_check import check_ratio
 from visual_grpo.grpo.sampling import PromptOrder, ScoredRollout, informative_groups, require_scored, sample_and_score
@@ -49,6 +51,8 @@ class GRPOTrainer(Generic[T]):
         self.parameters = policy.trainable_parameters()
         self.device, self.replay_is_old = self.parameters[0].device, config.replays(self.dtype)
         self.optimizer = AdapterOptimizer(self.parameters, config, self.dtype)
+        decay = old_decay(config)
+        self.old_policy = OldPolicy(self.parameters, decay) if decay else None
         self._ratio_checked = False
         self.generator = torch.Generator().manual_seed(seed)
         self.step = 0
@@ -72,12 +76,17 @@ class GRPOTrainer(Generic[T]):
         missing = self.config.prompts_per_step
         for _ in range(1 + self.config.max_refills):
             chosen = [prompts[i] for i in order.take(missing)]
-            scored += sample_and_score(self.policy, self.scorer, chosen, self.config, self.generator, clock)
+            with self.sampling_weights():
+                scored += sample_and_score(self.policy, self.scorer, chosen, self.config, self.generator, clock)
             informative, missing = informative_groups(scored, self.config)
             if not missing:
                 break
         self.positions = dict(order.positions)
         return self.update(informative, scored, clock)
+
+    def sampling_weights(self) -> AbstractContextManager[None]:
+        """Inside the block, the policy has the weights that generate its samples."""
+        return nullcontext() if self.old_policy is None else self.old_policy.in_place()
 
     def update(
         self, informative: Sequence[ScoredRollout[T]], scored: Sequence[ScoredRollout[T]], clock: Clock
@@ -85,13 +94,15 @@ class GRPOTrainer(Generic[T]):
         """Takes all updates of a step on the informative groups of its rollouts; counts the step."""
         config, optimizer, region = self.config, self.optimizer, self.optimizer.trust_region
         batches, step, updates = self.build_batches(informative), self.step + 1, list[UpdateMetrics]()
+        trained_sampled = self.old_policy is None or not self.step
         for number in range(config.updates_per_rollout):
             taken, stats = [batch.of_update(number) for batch in batches], UpdateMetrics()
-            on_policy = all(earlier.skipped for earlier in updates)  # The weights are still those that sampled.
+            # The weights are still those that sampled.
+            on_policy = trained_sampled and all(earlier.skipped for earlier in updates)
             marks = phase(f"{self.module}: replay and gradient")
             with clock.timed("update"), marks, optimizer.skipping_non_finite(stats):
                 self._add_gradients(taken, stats, on_policy=on_policy)
-                if not updates and not self._ratio_checked:  # Later updates no longer start from the rollout's policy.
+                if on_policy and not updates and not self._ratio_checked:
                     rounding = max(batch.rollout.rounding for batch in batches)
                     mean_gap = stats.means()[SAMPLER_GAP]
                     check_ratio(mean_gap, stats.max_gap, self.dtype, rounding, config.ratio_tolerance)
@@ -105,6 +116,8 @@ class GRPOTrainer(Generic[T]):
                 stats.moved = region.moved
             updates.append(stats)
         self.step = step
+        if self.old_policy is not None:
+            self.old_policy.follow(step * config.updates_per_rollout)
         drawn = [(part.rollout, part.scores) for part in scored]
         return step_metrics(step, drawn, batches, updates, clock, config, replays=self.replay_is_old)
 
@@ -192,11 +205,15 @@ class GRPOTrainer(Generic[T]):
         tensors = {f"adapter/{k}": v for k, v in self.policy.adapter_state_dict().items()}
         moments, metadata = self.optimizer.state()
         tensors |= {f"optimizer/{k}": v for k, v in moments.items()}
+        if self.old_policy is not None:
+            tensors |= {f"old_policy/{k}": v for k, v in self.old_policy.state().items()}
         tensors["rng/trainer"] = self.generator.get_state()
         return tensors, {"step": self.step, "positions": self.positions} | metadata
 
     def load_state(self, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> None:
         self.policy.load_adapter_state_dict(tensors_under("adapter", tensors))
         self.optimizer.load_state(tensors_under("optimizer", tensors), metadata)
+        if self.old_policy is not None:
+            self.old_policy.load_state(tensors_under("old_policy", tensors))
         self.generator.set_state(tensors["rng/trainer"])
         self.step, self.positions = metadata["step"], dict(metadata["positions"])

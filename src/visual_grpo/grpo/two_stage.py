@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -137,7 +138,9 @@ class JointTrainer(StagesTrainer):
 
     def _take_step(self, prompts: Sequence[PromptRecord]) -> StepMetrics:
         clock = Clock(device=str(next(iter(self.modules.values())).device))
-        with clock.timed("rollout"), torch.no_grad():
+        with clock.timed("rollout"), torch.no_grad(), ExitStack() as weights:
+            for trainer in self.modules.values():
+                weights.enter_context(trainer.sampling_weights())
             rollouts = roll_out(prompts, self.generator, self._roll_out)
         *_, decoded = rollouts
         with clock.timed("reward"):

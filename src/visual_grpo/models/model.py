@@ -24,7 +24,7 @@ from visual_grpo.models.tokens.token_policy import TokenPolicy, sample_with_adap
 
 DISTILLED = (
     "Warning: this model is distilled to a few steps, which jump to the image instead of following a flow. It was not"
-    " distilled for the noise of stochastic steps, nor for policy.flow.likelihood=matching: expect blurred or noisy"
+    " distilled for the noise of stochastic steps, nor for the losses nft and awm: expect blurred or noisy"
     " pictures, and a reward that falls or collapses. Train the undistilled model, whose adapter also loads into this"
     " one; or else set policy.flow.window_steps=1, a low policy.flow.noise and grpo.learning_rate, and look at the"
     " pictures."
@@ -145,6 +145,7 @@ class Model:
         rollout: SamplerConfig,
         evaluation: SamplerConfig,
         kl_reference: bool = False,
+        forward_process: bool = False,
     ) -> AdapterPolicy[Any]:
         """Returns the policy of a module that has an adapter.
 
@@ -157,7 +158,8 @@ class Model:
         model = part(module, evaluation)
         if getattr(model, "distilled", False) and ranks.rank() == 0:
             console.note(DISTILLED)
-        return FlowPolicy(model, adapter, rollout, self.config, kl_reference=kl_reference)
+        decisions = {"kl_reference": kl_reference, "forward_process": forward_process}
+        return FlowPolicy(model, adapter, rollout, self.config, **decisions)
 
     def joint_policy(self, outer: Any, inner: Any) -> Any:
         """Returns the policy of two modules that one rollout trains; it has ``joint_rollout``."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from visual_grpo.common.decisions import GaussianLikelihoods, Likelihoods, Matches
+from visual_grpo.common.decisions import Likelihoods, Matches
 from visual_grpo.common.errors import UserError, nearest_hint
 from visual_grpo.config import (
     ControlConfig,
@@ -20,7 +20,7 @@ from visual_grpo.config import (
     SamplingConfig,
 )
 from visual_grpo.config.policy import FlowSettings, TokenSettings
-from visual_grpo.grpo.losses import LOSSES, unread_clips
+from visual_grpo.grpo.losses import LOSSES, old_decay, trains_on_noised_samples, unread_clips
 from visual_grpo.models.family import Family, find_family
 from visual_grpo.models.module import Kind, ModelSettings
 
@@ -76,6 +76,11 @@ class RunSpec:
             frames=size.get("frames", self.settings.frames),
         )
 
+    @property
+    def forward_process(self) -> bool:
+        """True if flow modules train on noised samples of the ODE instead of stochastic steps."""
+        return trains_on_noised_samples(self.config.grpo.loss)
+
     def build(self, loaded: Any) -> Model:
         """Builds the model from what ``family.load`` has returned, with training samples of their own size."""
         built = self.family.build(loaded, self.settings)
@@ -119,7 +124,7 @@ def resolve(config: Parameters, model: str | None = None, *, family: Family | No
         modules=modules,
         joint=config.policy.stages == "joint",
         rollout=rollout,
-        samplers=_judged_samplers(family, rollout, config.sampling, config.policy.flow),
+        samplers=_judged_samplers(family, rollout, config),
         controls=_control_samplers(family, config.sampling.eval, config.evaluation.controls),
         options=options_of(family, config.model.options),
     )
@@ -168,16 +173,15 @@ def _rollout_sampler(family: Family, sampling: SamplingConfig) -> SamplerConfig:
     return sampler.model_copy(update={"temperature": temperature, "top_p": 1.0, "top_k": 0})
 
 
-def _judged_samplers(
-    family: Family, rollout: SamplerConfig, sampling: SamplingConfig, flow: FlowConfig
-) -> dict[str, SamplerConfig]:
+def _judged_samplers(family: Family, rollout: SamplerConfig, config: Parameters) -> dict[str, SamplerConfig]:
     """``rollout`` samples tokens as in training, ``sde`` denoises as in training, ``eval`` is the plain pipeline."""
     samplers = {}
     if "tokens" in family.kinds():
         samplers["rollout"] = rollout
-    if "flow" in family.kinds() and flow.likelihood == "sde" and _window_fits(flow, rollout.steps or 0):
+    stochastic = "flow" in family.kinds() and not trains_on_noised_samples(config.grpo.loss)
+    if stochastic and _window_fits(config.policy.flow, rollout.steps or 0):
         samplers["sde"] = rollout.model_copy(update={"stochastic": True})
-    return samplers | {"eval": sampling.eval}
+    return samplers | {"eval": config.sampling.eval}
 
 
 def _control_samplers(
@@ -210,26 +214,11 @@ def _problems(family: Family, config: Parameters, modules: tuple[str, ...]) -> I
     joint, kinds = policy.stages == "joint", family.kinds()
     if joint:
         yield from _joint_problems(config, modules)
-    needs = LOSSES[grpo.loss].needs
     for name in modules:
-        if not issubclass(_offered(family.modules[name].kind, policy.flow), needs):
-            yield (
-                f"grpo.loss is {grpo.loss}, which needs {needs.described}, and {name} has none. Set a different loss,"
-                " or train only a different module (policy.train)."
-            )
-        if unread := unread_clips(own := config.grpo_of(name)):
-            yield (
-                f"grpo.loss is {grpo.loss}, which has no {' and no '.join(unread)}: {name} would not be clipped. Leave"
-                f" {'it' if len(unread) == 1 else 'them'} out, or set a loss that clips, such as grpo."
-            )
-        if family.modules[name].kind == "flow" and policy.flow.draws > own.updates_per_rollout:
-            yield (
-                f"policy.flow.draws is {policy.flow.draws}, but the updates of a rollout take one draw each, and {name}"
-                f" has only {own.updates_per_rollout}. Lower it, or raise grpo.updates_per_rollout."
-            )
+        yield from _module_problems(name, family.modules[name].kind, config)
     flows = [name for name in modules if family.modules[name].kind == "flow"]
     if flows:
-        yield from _flow_problems(flows[0], grpo.loss, policy.flow, config.sampling.rollout.steps or 0)
+        yield from _flow_problems(flows[0], grpo.loss, policy, config.sampling.rollout.steps or 0)
     scale = policy.decode_guidance_scale
     decodes = "flow" in kinds and any(family.modules[name].kind == "tokens" for name in modules)
     # None or 1 as conf/base has it, which configurations of other families are differences from.
@@ -245,6 +234,33 @@ def _problems(family: Family, config: Parameters, modules: tuple[str, ...]) -> I
             " several networks can keep one on the GPU at a time. Set it to none."
         )
     yield from _exclusions(config.model, config.distributed.sharded)
+
+
+def _module_problems(name: str, kind: Kind, config: Parameters) -> Iterator[str]:
+    loss, grpo, draws = config.grpo.loss, config.grpo_of(name), config.policy.flow.draws
+    needs = LOSSES[loss].needs
+    # A flow module offers stochastic steps and noised samples.
+    if not issubclass(Matches if kind == "flow" else Likelihoods, needs):
+        yield (
+            f"grpo.loss is {loss}, which needs {needs.described}, and {name} has none. Set a different loss, or train"
+            " only a different module (policy.train)."
+        )
+    if unread := unread_clips(grpo):
+        yield (
+            f"grpo.loss is {loss}, which has no {' and no '.join(unread)}: {name} would not be clipped. Leave"
+            f" {'it' if len(unread) == 1 else 'them'} out, or set a loss that clips, such as grpo."
+        )
+    for setting in ("target_kl", "sampler_correction") if old_decay(grpo) else ():
+        if getattr(grpo, setting) is not None:
+            yield (
+                f"grpo.{setting} compares {name} with its weights at the rollout, but {loss} samples with an average of"
+                f" them. Set grpo.nft_old_decay=0, or leave {setting} out."
+            )
+    if kind == "flow" and draws > grpo.updates_per_rollout:
+        yield (
+            f"policy.flow.draws is {draws}, but the updates of a rollout take one draw each, and {name} has only"
+            f" {grpo.updates_per_rollout}. Lower it, or raise grpo.updates_per_rollout."
+        )
 
 
 def _joint_problems(config: Parameters, modules: tuple[str, ...]) -> Iterator[str]:
@@ -299,14 +315,16 @@ def _sampler_problems(family: Family, sampling: SamplingConfig) -> Iterator[str]
                 yield f"sampling.{name} needs {', '.join(missing)}: {family.name} has denoising steps."
 
 
-def _offered(kind: Kind, flow: FlowConfig) -> type[Likelihoods]:
-    """Returns what the replay of a module offers to `grpo.losses.Algorithm`."""
-    if kind == "tokens":
-        return Likelihoods
-    return Matches if flow.likelihood == "matching" else GaussianLikelihoods
-
-
-def _flow_problems(module: str, loss: str, flow: FlowConfig, steps: int) -> Iterator[str]:
+def _flow_problems(module: str, loss: str, policy: PolicyConfig, steps: int) -> Iterator[str]:
+    flow, forward_process = policy.flow, trains_on_noised_samples(loss)
+    if unread := flow.unread(forward_process=forward_process):
+        back = ", ".join(f"policy.flow.{name}={value}" for name, value in unread.items())
+        yield f"grpo.loss is {loss}, which has no {', '.join(unread)} of policy.flow. Set {back}."
+    if forward_process and policy.share_start_noise:
+        yield (
+            f"grpo.loss is {loss}, whose samples of a prompt differ by their start noise alone: with"
+            " policy.share_start_noise=true they are one picture. Leave it out."
+        )
     trained = flow.trained_steps(flow.stochastic_steps(steps) * flow.draws)
     if LOSSES[loss].whole_rows and trained > 1:
         yield (

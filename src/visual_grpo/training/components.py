@@ -130,6 +130,7 @@ def build_trainer(
                 rollout=spec.rollout,
                 evaluation=config.sampling.eval,
                 kl_reference=grpo.kl_weight > 0,
+                forward_process=spec.forward_process,
             ),
             scorer.weighted(config.weights([module])),
             grpo,
@@ -249,6 +250,7 @@ def load_policy(
     policy: PolicyConfig | None = None,
     rollout: SamplerConfig | None = None,
     kl_reference: bool = False,
+    forward_process: bool = False,
     family: str = "auto",
     revision: str | None = None,
     lora: str | None = None,
@@ -267,6 +269,7 @@ def load_policy(
         lora: a LoRA that is merged into the model, as the parameter ``model.lora`` names it; None = none.
         rollout: how training samples are generated; None = 4 denoising steps at guidance 1.5, temperature 1.
         kl_reference: needed where ``GRPOConfig.kl_weight`` is above 0.
+        forward_process: needed where ``GRPOConfig.loss`` is nft or awm.
     """
     model = ModelConfig(path=model).path
     model_family = find_family(family, model, revision)
@@ -292,6 +295,7 @@ def load_policy(
         rollout=rollout or _sampler(model_family, ROLLOUT),
         evaluation=_sampler(model_family, EVAL_SAMPLER),
         kl_reference=kl_reference,
+        forward_process=forward_process,
     )
 
 

@@ -28,7 +28,7 @@ def likely_mistakes(
     eval_prompts: Sequence[PromptRecord],
 ) -> Iterator[str]:
     """Yields a sentence for each mistake that shows before the first step."""
-    yield from _different_guidance(spec.config)
+    yield from _different_guidance(spec)
     yield from _long_warmup(spec)
     yield from _idle_patience(spec.config)
     yield from _repeated_prompts(spec, train_prompts)
@@ -49,10 +49,11 @@ def equal_rewards(spec: RunSpec, history: Sequence[Mapping[str, float]]) -> Iter
             )
 
 
-def _different_guidance(config: Parameters) -> Iterator[str]:
-    rollout, judged = config.sampling.rollout.guidance_scale, config.sampling.eval.guidance_scale
-    # What `matching` learns without guidance is kept with it (docs/experiments/words.md).
-    free = config.policy.flow.likelihood == "matching" and rollout == 1
+def _different_guidance(spec: RunSpec) -> Iterator[str]:
+    sampling = spec.config.sampling
+    rollout, judged = sampling.rollout.guidance_scale, sampling.eval.guidance_scale
+    # What a forward process learns without guidance is kept with it (docs/experiments/words.md).
+    free = spec.forward_process and rollout == 1
     if not free and rollout is not None and judged is not None and rollout != judged:
         yield (
             f"training samples are generated with guidance {rollout:g}, the eval sampler has {judged:g}. What is"

@@ -28,8 +28,8 @@ OFFSETS = torch.tensor([0.1, 0.1, 0.2, 0.2, 0.3, 0.3]).view(-1, 1, 1, 1).double(
 
 def policy_with(**flow: Any) -> FlowPolicy[Tensor]:
     model = ToyFlow()
-    config = PolicyConfig(flow=FlowConfig(likelihood="matching", **flow), share_start_noise=False)
-    return FlowPolicy(model, SlopeAdapter(model.transformer), ROLLOUT, config)
+    config = PolicyConfig(flow=FlowConfig(**flow))
+    return FlowPolicy(model, SlopeAdapter(model.transformer), ROLLOUT, config, forward_process=True)
 
 
 def rollout(policy: FlowPolicy[Tensor]) -> Any:
@@ -127,7 +127,7 @@ def test_an_algorithm_may_know_velocities_alone_and_reports_what_it_likes(monkey
     reported = found[-1].values
     assert {"error", "update_1/error", "update_2/error", "approx_kl", "ratio/first_max_abs_log"} <= reported.keys()
     assert not {"ratio/mean", "clip_fraction"} & reported.keys()
-    with pytest.raises(UserError, match=r"needs velocities \(.*likelihood=matching\)\. The policy's replay gives none"):
+    with pytest.raises(UserError, match=r"needs velocities .*replay gives none\. Make .* forward_process=True"):
         list(GRPOTrainer(steps_policy(), Contrast(), config).fit(RECORDS))
 
 
@@ -233,3 +233,48 @@ def test_it_raises_the_reward(changes: dict[str, Any]) -> None:
     trainer = GRPOTrainer(policy, Contrast(), GRPOConfig(**{"updates_per_rollout": 2, **settings, **changes}))
     found = [step.values["reward/total"] for step in trainer.fit(RECORDS)]
     assert sum(found[-5:]) / 5 > sum(found[:5]) / 5 + 0.005
+
+
+def nft_trainer(**changes: Any) -> GRPOTrainer[Any]:
+    settings: dict[str, Any] = {"steps": 5, "prompts_per_step": 3, "group_size": 2, "learning_rate": 0.05}
+    return GRPOTrainer(policy_with(), Contrast(), GRPOConfig(**settings, loss="nft", updates_per_rollout=2, **changes))
+
+
+def test_nft_samples_with_the_average_of_its_authors_code() -> None:
+    """Their code (NVlabs/DiffusionNFT, train_nft_sd3.py) at the end of an epoch: old = d old + (1 - d) trained, with
+    d = min(0.001 n, 0.5) after n updates; here at most 0.003.
+    """
+    trainer, sampled, steps = nft_trainer(nft_old_decay=0.003), [], []
+    slope, sample = trainer.parameters[0], trainer.policy.rollout
+
+    def recorded(*arguments: Any, **options: Any) -> Any:
+        sampled.append(slope.item())
+        return sample(*arguments, **options)
+
+    trainer.policy.rollout = recorded  # type: ignore[method-assign]
+    old, want = slope.item(), [slope.item()]
+    for number, metrics in enumerate(trainer.fit(RECORDS), 1):
+        decay = min(0.001 * 2 * number, 0.003)
+        old = decay * old + (1 - decay) * slope.item()
+        want.append(old)
+        steps.append(metrics.values)
+    assert sampled == pytest.approx(want[:-1], abs=1e-7)
+    assert abs(want[-1] - slope.item()) > 1e-6, "the average is not the trained slope"
+    # Only the first rollout is the trained weights': later log-ratios are no rounding.
+    assert ["ratio/first_max_abs_log" in values for values in steps] == [True, False, False, False, False]
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_an_average_goes_on_bit_for_bit(precision: str) -> None:
+    whole, first, rest = (nft_trainer() for _ in range(3))
+    for trainer in (whole, first, rest):
+        trainer.replay_is_old = precision == "bfloat16"
+    list(whole.fit(RECORDS))
+    steps = first.fit(RECORDS)
+    for _ in range(2):
+        next(steps)
+    rest.load_state(*first.state())
+    list(rest.fit(RECORDS))
+    got, want = rest.state()[0], whole.state()[0]
+    assert got.keys() == want.keys()
+    assert all(torch.equal(got[name], want[name]) for name in want)

@@ -80,12 +80,18 @@ class FlowPolicy(AdapterPolicy[FlowTrajectory[C]]):
         config: PolicyConfig,
         *,
         kl_reference: bool = False,
+        forward_process: bool = False,
     ) -> None:
-        """``sampler`` is for training samples; ``kl_reference`` stores the reference's means, for a KL penalty."""
+        """``sampler`` is for training samples; ``kl_reference`` stores the reference's means, for a KL penalty.
+
+        ``forward_process``: the decisions are noises on samples of the ODE, as the losses nft and awm need.
+        """
         super().__init__(adapter)
         self.model, self.config, self.kl_reference = model, config, kl_reference
         self.steps, self.guidance_scale = sampler.denoising()
-        self.denoiser, self.matching = Denoiser(model, config), config.flow.likelihood == "matching"
+        self.denoiser, self.forward_process = Denoiser(model, config), forward_process
+        shared = config.share_start_noise
+        self.share_start_noise = not forward_process if shared is None else shared
         if config.gradient_checkpointing:
             model.transformer.enable_gradient_checkpointing()
 
@@ -117,15 +123,15 @@ class FlowPolicy(AdapterPolicy[FlowTrajectory[C]]):
         ``noise_seeds``: [N], seeds of the start noise that the images of an entry share.
         """
         started = time.perf_counter()
-        count, shared_prefix = len(prompts), group_size if self.config.share_start_noise else 1
+        count, shared_prefix = len(prompts), group_size if self.share_start_noise else 1
         step_seeds = random_seeds(count * group_size, generator, share)
         window = [step for step in self.denoiser.window(self.steps, generator) for _ in range(self.config.flow.draws)]
         starts = step_seeds
-        if self.config.share_start_noise:
+        if self.share_start_noise:
             starts = [seed for seed in noise_seeds for _ in range(group_size)]
         entries = torch.arange(count).repeat_interleave(group_size)
         sampled = conditions, entries, starts, step_seeds
-        if self.matching:
+        if self.forward_process:
             path = self.denoiser.noised_path(*sampled, steps=self.steps, window=window)
         else:
             path = self.denoiser.sample_path(*sampled, steps=self.steps, window=window, shared_prefix=shared_prefix)
@@ -160,7 +166,7 @@ class FlowPolicy(AdapterPolicy[FlowTrajectory[C]]):
             for column, step in alike(list(enumerate(trajectory.steps))):
                 old, after = trajectory.means[rows, column], trajectory.next_states[rows, column]
                 reference = None if trajectory.reference_means is None else trajectory.reference_means[rows, column]
-                if self.matching:
+                if self.forward_process:
                     velocity, level = self._velocity(trajectory, column, rows), trajectory.schedule.sigmas[step]
                     yield matches(column, level, velocity, old, after, reference)
                 else:
@@ -172,7 +178,7 @@ class FlowPolicy(AdapterPolicy[FlowTrajectory[C]]):
     def reference_means(self, trajectory: FlowTrajectory[C]) -> Tensor:
         """Returns the means, or velocities, without the adapter, [B, S, C, h, w]."""
         batches = torch.arange(len(trajectory.states)).split(self.config.denoise_batch)
-        found = self._velocity if self.matching else self._mean
+        found = self._velocity if self.forward_process else self._mean
         with on_device(self.model.transformer), self.adapter.disabled():
             columns = [
                 torch.cat(map_on_cores(partial(found, trajectory, column), batches, trajectory.states.device))
