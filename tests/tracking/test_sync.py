@@ -167,7 +167,8 @@ def test_what_a_training_could_not_log_is_added_beside_what_it_could(project: Pr
     found = results.in_mlflow()
     complete(found)
     assert found["curves"]["learning_rate"] == [(1, 1.0), (3, 1.0)]
-    assert found["params"] == {"grpo.loss": "mine"}, "what was logged stays"
+    assert found["params"]["grpo.loss"] == "mine", "what was logged stays"
+    assert found["params"].keys() == sync.training_params(read_facts(results.adapters)["parameters"]).keys()
     results.evaluate()
     evaluation = project.start(earlier=tracker.run_id)
     evaluation.evaluation_begins("kedro run --pipeline=evaluate")

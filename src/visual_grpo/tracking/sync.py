@@ -124,8 +124,8 @@ def _add_training(client: MlflowClient, run: Run, file: Path, facts: Mapping[str
         if match := _PICTURE.fullmatch(shown.name):
             with Image.open(shown, formats=["PNG"]) as picture:
                 mlflow_api.log_picture(client, run_id, picture, match[1], int(match[2]))
-    if not run.data.params:
-        mlflow_api.set_params(client, run_id, training_params(facts["parameters"]))
+    params = training_params(facts["parameters"]).items()
+    mlflow_api.set_params(client, run_id, {name: value for name, value in params if name not in run.data.params})
     tags = {name: value for name, value in facts.items() if name.startswith(TAGGED)}
     tags |= {"dataset.digest": facts["data"]}
     for alarm in facts.get("alarms", ()):
