@@ -139,6 +139,7 @@ def _add_training(client: MlflowClient, run: Run, file: Path, facts: Mapping[str
         gone |= dict.fromkeys(
             ("result", mlflow_api.EVALUATION, EVALUATION_DIGEST, mlflow_api.GAIN, mlflow_api.NOTE), ""
         )
+        mlflow_api.set_results(client, run_id, {}, facts["steps"])
     mlflow_api.set_tags(client, run_id, gone)
 
 
@@ -167,7 +168,7 @@ def _curves(adapters: Path, rewards: Sequence[str]) -> list[mlflow_api.Point]:
 
 def _add_evaluation(client: MlflowClient, run: Run, file: Path, facts: Mapping[str, Any], report: Path) -> None:
     run_id = run.info.run_id
-    at, evaluation = _modified(file), json.loads(file.read_text(encoding="utf-8"))
+    evaluation = json.loads(file.read_text(encoding="utf-8"))
     headline, scores = evaluation["headline"], evaluation["rewards"]
     require_no_links(report)
     client.log_artifacts(run_id, str(report), "evaluation")
@@ -180,14 +181,11 @@ def _add_evaluation(client: MlflowClient, run: Run, file: Path, facts: Mapping[s
         table = {"columns": columns, "data": [[row.get(name) for name in columns] for row in scores]}
         client.log_text(run_id, json.dumps(table, indent=2), "evaluation/scores.json")
     client.log_text(run_id, model_card(facts, evaluation["modules"], lines(headline)), f"adapters/{CARD}")
-    # With an equal timestamp, MLflow stores a repeated attempt once.
-    points = [(name, value, at, facts["steps"]) for name, value in result_metrics(headline).items()]
-    client.log_batch(run_id, metrics=mlflow_api.to_metrics(points))
+    mlflow_api.set_results(client, run_id, result_metrics(headline), facts["steps"])
     said = " ".join([headline["sentence"], *headline["notes"]])
     tags = {mlflow_api.VERDICT: headline["verdict"], "result": said}
     tags |= {mlflow_api.NOTE: _description(run_id, headline, report)}
-    if headline["difference"] is not None:
-        tags |= {mlflow_api.GAIN: change(headline)}
+    tags |= {mlflow_api.GAIN: "" if headline["difference"] is None else change(headline)}
     mlflow_api.set_tags(client, run_id, tags)
 
 
@@ -225,7 +223,7 @@ def training_params(parameters: Mapping[str, Any]) -> dict[str, Any]:
 
 def result_metrics(headline: Mapping[str, Any]) -> dict[str, float]:
     """Returns an evaluation's headline (`evaluation.verdict.summarise`) as metrics."""
-    return {f"result/{name}": value for name, value in result(headline).items()}
+    return {f"{mlflow_api.RESULT}{name}": value for name, value in result(headline).items()}
 
 
 def sync(outputs: list[Path]) -> tuple[list[str], bool]:
