@@ -24,6 +24,8 @@ from visual_grpo.common.files import hold, release, require_no_links
 from visual_grpo.common.quiet_libraries import silence_libraries
 from visual_grpo.config import ON_REQUEST, Parameters, flatten
 from visual_grpo.config.places import place
+from visual_grpo.config.rewards import is_loggable
+from visual_grpo.config.validation import validate
 from visual_grpo.evaluation.verdict import change, lines, result
 from visual_grpo.tracking import mlflow_api
 from visual_grpo.tracking.model_card import CARD, model_card
@@ -118,7 +120,7 @@ def _run_of(client: MlflowClient, facts: Mapping[str, Any], file: Path) -> Run |
 def _add_training(client: MlflowClient, run: Run, file: Path, facts: Mapping[str, Any]) -> None:
     adapters, run_id = file.parent, run.info.run_id
     require_no_links(adapters)
-    config = Parameters.model_validate(facts["parameters"])
+    config = validate(facts["parameters"])
     mlflow_api.log_metrics(client, run_id, _curves(adapters, list(config.rewards)), {})
     for shown in sorted(adapters.glob("*.png")):
         if match := _PICTURE.fullmatch(shown.name):
@@ -217,8 +219,18 @@ def tracked(row: Mapping[str, float], modules: Sequence[str], rewards: Sequence[
 
 
 def training_params(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Flattens the parameters that a training and its evaluation depend on."""
-    return {name: value for name, value in flatten(parameters).items() if name.partition(".")[0] not in ON_REQUEST}
+    """Flattens the parameters that a training and its evaluation depend on.
+
+    The options of a reward are one JSON value where MLflow would refuse the name of one.
+    """
+    rewards = {
+        name: reward
+        if all(map(is_loggable, flatten(reward.get("options", {}))))
+        else {**reward, "options": json.dumps(reward["options"], ensure_ascii=False)}
+        for name, reward in parameters.get("rewards", {}).items()
+    }
+    flat = flatten({**parameters, "rewards": rewards})
+    return {name: value for name, value in flat.items() if name.partition(".")[0] not in ON_REQUEST}
 
 
 def result_metrics(headline: Mapping[str, Any]) -> dict[str, float]:
