@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mlflow.exceptions import MlflowException
+from mlflow.utils.validation import _validate_metric_name, _validate_param_name
 
 from tests.evaluation.defaults import parameters
 from tests.grpo.test_trainer import trained
@@ -13,7 +15,7 @@ from tests.toys import ToyTokenPolicy
 from tests.tracking.toy_adapters import with_facts
 from visual_grpo.hooks.tracking import changed_parameters, run_name
 from visual_grpo.tracking.model_card import model_card
-from visual_grpo.tracking.sync import result_metrics, tracked
+from visual_grpo.tracking.sync import result_metrics, tracked, training_params
 
 BOTH = ("ar", "dit")
 
@@ -91,6 +93,27 @@ def test_the_column_of_judges_is_that_of_the_strictest() -> None:
     metrics = result_metrics({**headline, "task": None, "control": None, "judges": judges})
     assert metrics["result/by_judge"] == -0.2
     assert metrics["result/judge/kind"] == 0.3
+
+
+@pytest.mark.parametrize("name", ["clip+hps", "a,b", "x(1)", "", "..", "a//b", "my reward", "größe", "v1.5:b-2", "a/b"])
+def test_a_reward_has_a_name_that_mlflow_takes(name: str) -> None:
+    try:
+        _validate_metric_name(f"reward/{name}")
+    except MlflowException:
+        with pytest.raises(ValueError, match=r"no metric that is named after .*: use letters, digits, spaces"):
+            parameters(rewards={name: {"function": "my:f"}})
+    else:
+        assert name in parameters(rewards={name: {"function": "my:f"}}).rewards
+
+
+def test_options_whose_names_mlflow_refuses_are_one_value() -> None:
+    options = {"plain": {"least": 0.7, "by": {"red": 1}}, "mine": {"least": 0.7, "by": {"red (dark)": 1, "50%": 2}}}
+    config = parameters(rewards={name: {"function": "my:f", "options": own} for name, own in options.items()})
+    params = training_params(config.public())
+    for name in params:
+        _validate_param_name(name)
+    assert (params["rewards.plain.options.by.red"], params["rewards.plain.options.least"]) == (1, 0.7)
+    assert params["rewards.mine.options"] == '{"least": 0.7, "by": {"red (dark)": 1, "50%": 2}}'
 
 
 def test_a_card_names_the_step_of_the_adapter_and_the_weights_of_each_module() -> None:

@@ -48,13 +48,13 @@ class Results:
             Image.new("RGB", (8, 8)).save(folder / f"{name}.png")
         self.adapters = folder
 
-    def evaluate(self) -> None:
-        entry = an_entry()
+    def evaluate(self, *entries: dict[str, Any]) -> None:
+        rows = list(entries) or [an_entry()]
         report = self.output / "08_reporting/evaluation"
         report.mkdir(parents=True, exist_ok=True)
         (report / "evaluation.html").write_text("page")
         Image.new("RGB", (1600, 500)).save(report / "samples.png")
-        tree = {"headline": summarise([entry]), "training": read_facts(self.adapters), "rewards": [entry]}
+        tree = {"headline": summarise(rows), "training": read_facts(self.adapters), "rewards": rows}
         tree |= {"modules": ["ar", "dit"], "adapter_digest": adapter_digest(self.adapters)}
         report.with_suffix(".json").write_text(json.dumps(tree))
 
@@ -167,7 +167,8 @@ def test_what_a_training_could_not_log_is_added_beside_what_it_could(project: Pr
     found = results.in_mlflow()
     complete(found)
     assert found["curves"]["learning_rate"] == [(1, 1.0), (3, 1.0)]
-    assert found["params"] == {"grpo.loss": "mine"}, "what was logged stays"
+    assert found["params"]["grpo.loss"] == "mine", "what was logged stays"
+    assert found["params"].keys() == sync.training_params(read_facts(results.adapters)["parameters"]).keys()
     results.evaluate()
     evaluation = project.start(earlier=tracker.run_id)
     evaluation.evaluation_begins("kedro run --pipeline=evaluate")
@@ -207,6 +208,37 @@ def test_a_training_that_went_on_replaces_its_adapters_and_takes_its_verdict_bac
     complete(found, 7)
     assert {found["tags"][name] for name in ("result", "evaluate.status", sync.EVALUATION_DIGEST)} == {""}
     assert found["tags"]["verdict"] == "not evaluated"
+
+
+def test_mlflow_shows_the_results_of_the_present_verdict_alone(project: Project) -> None:
+    """It sorts by them, and takes the value of the highest step for the present one."""
+    loss: dict[str, Any] = {"difference": -0.2, "ci_low": -0.3, "ci_high": -0.1, "trained": 0.8}
+    judge = an_entry("lay", optimised=False, judge_of="total", confidence=0.95, **loss)
+    shown = []
+    for steps, entries in (
+        (7, [an_entry(), judge]),
+        (7, [an_entry()]),
+        (9, None),  # The training went on, and nothing was judged.
+        (5, [an_entry(**loss)]),
+        (5, [an_entry(difference=None, ci_low=None, ci_high=None, trained=None)]),
+    ):
+        results = Results(project, "0" * 32, steps)
+        if entries:
+            results.evaluate(*entries)
+        for _ in range(2):
+            results.sync()
+        [run] = project.runs()
+        numbers = [run.data.metrics[f"result/{name}"] for name in ("gain", "trained", "by_judge", "judge/lay")]
+        shown.append([None if math.isnan(number) else number for number in numbers])
+        assert bool(run.data.tags["gain"]) == (not math.isnan(numbers[0]))
+    assert shown == [
+        [0.4, 1.4, -0.2, -0.2],
+        [0.4, 1.4, None, None],
+        [None] * 4,
+        [-0.2, 0.8, None, None],
+        [None] * 4,
+    ]
+    assert results.numbers(run.info.run_id, "result/gain") == [(7, 0.4), (9, -0.2)]
 
 
 def test_a_record_that_names_a_run_with_other_adapters_does_not_change_its_verdict(project: Project) -> None:

@@ -457,6 +457,37 @@ def test_a_training_that_an_alarm_has_ended_does_not_go_on_when_it_is_resumed(tm
     assert on.trainer.step == STEPS
 
 
+@pytest.mark.parametrize(
+    ("before", "guards", "steps", "action", "best"),
+    [
+        ("warn", (SAME, FALLEN), 1, "rollback", 1),  # Nothing was suspect: as from the start.
+        ("warn", (SAME, FALLEN), 1, "stop", 1),
+        ("warn", SLOWLY, 3, "stop", 3),
+        ("warn", SLOWLY, 3, "rollback", None),
+        ("stop", SLOWLY, 3, "rollback", None),
+        ("warn", (SAME, FALLEN), 4, "stop", None),
+        ("warn", (SAME, FALLEN), 4, "rollback", None),
+    ],
+)
+def test_a_resumed_run_keeps_the_best_adapter_of_its_new_action_or_refuses_it(
+    tmp_path: Path, before: str, guards: Any, steps: int, action: str, best: int | None
+) -> None:
+    run = watched_run(tmp_path, before, scorer=Cheated(*guards))
+
+    def on_step(metrics: StepMetrics, row: dict[str, float]) -> None:
+        if metrics.step == steps:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    run.run(Callbacks(on_step=on_step, note=print))
+    if best is None:
+        with pytest.raises(UserError, match=f"alarm.action={action} comes too late .* step {steps} was kept"):
+            watched_run(tmp_path, action, resume="auto")
+        return
+    run = watched_run(tmp_path, action, resume="auto", scorer=Cheated(*guards, evaluations=steps))
+    execute(run, tmp_path / "out")
+    assert (len(run.progress.alarms), run.progress.best_step) == (1, best)
+
+
 def test_a_rollback_with_nothing_to_go_back_to_says_so(tmp_path: Path) -> None:
     run = watched_run(tmp_path, "rollback", scorer=Cheated(FALLEN))
     with pytest.raises(UserError, match=r"after step 1, raised the alarm: the reward rose.*Evaluate earlier"):

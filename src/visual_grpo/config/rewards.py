@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import posixpath
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
@@ -9,6 +11,11 @@ from pydantic import Field, model_validator
 
 from visual_grpo.config.base import NotEmpty, Stated, Strict
 from visual_grpo.config.decides import Decides
+
+
+def is_loggable(name: str) -> bool:
+    """Returns whether MLflow takes a metric or parameter of this name."""
+    return bool(re.fullmatch(r"[\w .:/-]+", name)) and posixpath.normpath(name) == name
 
 
 class RewardConfig(Strict, decides=Decides.SCORES):

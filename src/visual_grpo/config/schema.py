@@ -29,7 +29,7 @@ from visual_grpo.config.pipelines import (
 )
 from visual_grpo.config.policy import DistributedConfig, LoraParams, ModelConfig, PolicyConfig, SamplingConfig
 from visual_grpo.config.presets import AUTO, LISTED, PRESETS, PresetName, with_rewards
-from visual_grpo.config.rewards import RewardConfig
+from visual_grpo.config.rewards import RewardConfig, is_loggable
 from visual_grpo.config.training import (
     AlarmConfig,
     EvaluationConfig,
@@ -122,6 +122,16 @@ class Parameters(Strict):
             if not re.fullmatch("[0-9a-f]{32,64}", str(digest)):
                 raise ValueError(f"expected 32 to 64 hex digits, the digest of one folder, got {digest!r}")
         return [str(digest) for digest in given]  # Digits alone are a number on the command line.
+
+    @field_validator("rewards")
+    @classmethod
+    def _have_names_for_metrics(cls, rewards: dict[str, RewardConfig]) -> dict[str, RewardConfig]:
+        for name in rewards:
+            if not is_loggable(f"reward/{name}"):
+                raise ValueError(
+                    f"MLflow takes no metric that is named after {name!r}: use letters, digits, spaces and _ - . : only"
+                )
+        return rewards
 
     @model_validator(mode="after")
     def _holds_no_secret(self) -> Self:

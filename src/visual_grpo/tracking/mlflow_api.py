@@ -11,6 +11,7 @@ import os
 import re
 import socket
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -37,7 +38,9 @@ GAIN, CHANGED = "gain", "changed"
 """Tags of a run: its gain with the interval; what was changed for it, as ``--params`` takes it."""
 NOTE = "mlflow.note.content"
 """MLflow's own tag of a run's description."""
-FIRST = "result/gain"
+RESULT = "result/"
+"""Prefix of the metrics of an evaluation."""
+FIRST = f"{RESULT}gain"
 """The metric that MLflow's pages of a run and of compared runs begin with, because it is logged first."""
 COLUMNS = {
     "tags.`gain`": 165,
@@ -232,6 +235,21 @@ def log_metrics(client: MlflowClient, run_id: str, points: Iterable[Point], know
     for name in {metric.key for metric in metrics} - known.keys():
         known[name] = {point.step for point in client.get_metric_history(run_id, name)}
     client.log_batch(run_id, metrics=[metric for metric in metrics if metric.step not in known[metric.key]])
+
+
+def set_results(client: MlflowClient, run_id: str, results: Mapping[str, float], step: int) -> None:
+    """Makes ``results``, metrics ``result/NAME``, those that MLflow shows; those that they lack become NaN.
+
+    MLflow shows the value of the highest step, so a training that went back to fewer steps keeps that.
+    """
+    shown = client.get_run(run_id).data.metrics
+    results = dict.fromkeys((name for name in shown if name.startswith(RESULT)), math.nan) | dict(results)
+    points = []
+    for name, value in results.items():
+        if name not in shown or str(shown[name]) != str(value):  # NaN differs from itself.
+            steps = (point.step for point in client.get_metric_history(run_id, name))
+            points.append((name, value, int(time.time() * 1000), max([step, *steps])))
+    client.log_batch(run_id, metrics=to_metrics(points))
 
 
 def log_picture(client: MlflowClient, run_id: str, picture: Image, series: str, step: int) -> None:

@@ -24,6 +24,8 @@ from visual_grpo.common.files import hold, release, require_no_links
 from visual_grpo.common.quiet_libraries import silence_libraries
 from visual_grpo.config import ON_REQUEST, Parameters, flatten
 from visual_grpo.config.places import place
+from visual_grpo.config.rewards import is_loggable
+from visual_grpo.config.validation import validate
 from visual_grpo.evaluation.verdict import change, lines, result
 from visual_grpo.tracking import mlflow_api
 from visual_grpo.tracking.model_card import CARD, model_card
@@ -118,14 +120,14 @@ def _run_of(client: MlflowClient, facts: Mapping[str, Any], file: Path) -> Run |
 def _add_training(client: MlflowClient, run: Run, file: Path, facts: Mapping[str, Any]) -> None:
     adapters, run_id = file.parent, run.info.run_id
     require_no_links(adapters)
-    config = Parameters.model_validate(facts["parameters"])
+    config = validate(facts["parameters"])
     mlflow_api.log_metrics(client, run_id, _curves(adapters, list(config.rewards)), {})
     for shown in sorted(adapters.glob("*.png")):
         if match := _PICTURE.fullmatch(shown.name):
             with Image.open(shown, formats=["PNG"]) as picture:
                 mlflow_api.log_picture(client, run_id, picture, match[1], int(match[2]))
-    if not run.data.params:
-        mlflow_api.set_params(client, run_id, training_params(facts["parameters"]))
+    params = training_params(facts["parameters"]).items()
+    mlflow_api.set_params(client, run_id, {name: value for name, value in params if name not in run.data.params})
     tags = {name: value for name, value in facts.items() if name.startswith(TAGGED)}
     tags |= {"dataset.digest": facts["data"]}
     for alarm in facts.get("alarms", ()):
@@ -139,6 +141,7 @@ def _add_training(client: MlflowClient, run: Run, file: Path, facts: Mapping[str
         gone |= dict.fromkeys(
             ("result", mlflow_api.EVALUATION, EVALUATION_DIGEST, mlflow_api.GAIN, mlflow_api.NOTE), ""
         )
+        mlflow_api.set_results(client, run_id, {}, facts["steps"])
     mlflow_api.set_tags(client, run_id, gone)
 
 
@@ -167,7 +170,7 @@ def _curves(adapters: Path, rewards: Sequence[str]) -> list[mlflow_api.Point]:
 
 def _add_evaluation(client: MlflowClient, run: Run, file: Path, facts: Mapping[str, Any], report: Path) -> None:
     run_id = run.info.run_id
-    at, evaluation = _modified(file), json.loads(file.read_text(encoding="utf-8"))
+    evaluation = json.loads(file.read_text(encoding="utf-8"))
     headline, scores = evaluation["headline"], evaluation["rewards"]
     require_no_links(report)
     client.log_artifacts(run_id, str(report), "evaluation")
@@ -180,14 +183,11 @@ def _add_evaluation(client: MlflowClient, run: Run, file: Path, facts: Mapping[s
         table = {"columns": columns, "data": [[row.get(name) for name in columns] for row in scores]}
         client.log_text(run_id, json.dumps(table, indent=2), "evaluation/scores.json")
     client.log_text(run_id, model_card(facts, evaluation["modules"], lines(headline)), f"adapters/{CARD}")
-    # With an equal timestamp, MLflow stores a repeated attempt once.
-    points = [(name, value, at, facts["steps"]) for name, value in result_metrics(headline).items()]
-    client.log_batch(run_id, metrics=mlflow_api.to_metrics(points))
+    mlflow_api.set_results(client, run_id, result_metrics(headline), facts["steps"])
     said = " ".join([headline["sentence"], *headline["notes"]])
     tags = {mlflow_api.VERDICT: headline["verdict"], "result": said}
     tags |= {mlflow_api.NOTE: _description(run_id, headline, report)}
-    if headline["difference"] is not None:
-        tags |= {mlflow_api.GAIN: change(headline)}
+    tags |= {mlflow_api.GAIN: "" if headline["difference"] is None else change(headline)}
     mlflow_api.set_tags(client, run_id, tags)
 
 
@@ -219,13 +219,23 @@ def tracked(row: Mapping[str, float], modules: Sequence[str], rewards: Sequence[
 
 
 def training_params(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Flattens the parameters that a training and its evaluation depend on."""
-    return {name: value for name, value in flatten(parameters).items() if name.partition(".")[0] not in ON_REQUEST}
+    """Flattens the parameters that a training and its evaluation depend on.
+
+    The options of a reward are one JSON value where MLflow would refuse the name of one.
+    """
+    rewards = {
+        name: reward
+        if all(map(is_loggable, flatten(reward.get("options", {}))))
+        else {**reward, "options": json.dumps(reward["options"], ensure_ascii=False)}
+        for name, reward in parameters.get("rewards", {}).items()
+    }
+    flat = flatten({**parameters, "rewards": rewards})
+    return {name: value for name, value in flat.items() if name.partition(".")[0] not in ON_REQUEST}
 
 
 def result_metrics(headline: Mapping[str, Any]) -> dict[str, float]:
     """Returns an evaluation's headline (`evaluation.verdict.summarise`) as metrics."""
-    return {f"result/{name}": value for name, value in result(headline).items()}
+    return {f"{mlflow_api.RESULT}{name}": value for name, value in result(headline).items()}
 
 
 def sync(outputs: list[Path]) -> tuple[list[str], bool]:

@@ -8,6 +8,7 @@ inequality, a training that gains nothing ends within its patience with a probab
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -32,8 +33,12 @@ class Gains:
     """The mean difference from it to the newest evaluation, and both ends of its 95% interval."""
 
     def look(self, step: int, totals: Sequence[float], units: Sequence[str], patience: int) -> None:
-        """Compares an evaluation, ``totals[i]`` for a prompt of unit ``units[i]``, with the last proven gain."""
-        if self.step:
+        """Compares an evaluation, ``totals[i]`` for a prompt of unit ``units[i]``, with the last proven gain.
+
+        One with fewer than two scored units, with which nothing can be compared, is replaced by the next.
+        """
+        scored = {unit for unit, total in zip(units, self.totals, strict=False) if not math.isnan(total)}
+        if len(scored) > 1:
             level = 1 - 2 * ERROR / patience  # Both ends of the interval, of which one is used.
             if not paired_difference(self.totals, totals, units, confidence=level).ci_low > 0:
                 shown = paired_difference(self.totals, totals, units)

@@ -53,6 +53,7 @@ def resumed_run(config: Parameters, now: provenance.Provenance | None = None) ->
     """
     run = find_run(config.resume, Path(config.tracking.checkpoints))
     if run is not None:
+        _refuse_alarm_too_late(run, config.alarm.action)
         _refuse_changes(run, config, now or {**run.provenance, "parameters": config.public()})
     return run
 
@@ -139,6 +140,18 @@ def _refuse_changes(run: ResumedRun, config: Parameters, now: provenance.Provena
         raise UserError(
             f"The checkpoint {path} was made with different {', '.join(provenance.described(different))}: resuming"
             f" would mix two runs.{why} Restore what differs, or start at step 1 without resume."
+        )
+
+
+def _refuse_alarm_too_late(run: ResumedRun, action: str) -> None:
+    """Raises UserError where ``alarm.action`` would, from the start, have kept another best adapter than there is."""
+    before, progress = run.parameters["alarm"]["action"], run.metadata["progress"]
+    cheated = any(alarm["step"] <= progress["best_step"] for alarm in progress["alarms"])
+    if action not in (before, "warn") and (cheated or (action == "rollback" and progress["best_suspicion"])):
+        raise UserError(
+            f"alarm.action={action} comes too late for the checkpoint {run.checkpoint}: with alarm.action={before}, the"
+            f" adapter of step {progress['best_step']} was kept as the best, though the alarm's signals suspect it, and"
+            " no earlier one. Resume without it or at an earlier checkpoint, or train again."
         )
 
 

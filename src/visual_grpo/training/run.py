@@ -246,8 +246,9 @@ class TrainingRun:
         progress = self.progress
         if self._is_ended_by_alarm() or math.isnan(score):
             return
-        suspicion = look.suspicion if look is not None and self.config.alarm.action == "rollback" else 0.0
-        if not progress.best_step or (-suspicion, score) > (-progress.best_suspicion, progress.best_score):
+        suspicion, counts = 0.0 if look is None else look.suspicion, self.config.alarm.action == "rollback"
+        best = (-progress.best_suspicion * counts, progress.best_score)
+        if not progress.best_step or (-suspicion * counts, score) > best:
             progress.best_score, progress.best_step = score, self.trainer.step
             with self.average.in_place():
                 progress.best_adapter, progress.best_suspicion = self.model.adapters.state(), suspicion

@@ -39,7 +39,7 @@ class Progress:
     """0: none was evaluated yet."""
     best_adapter: dict[str, Tensor] = field(default_factory=dict)
     best_suspicion: float = 0.0
-    """Distance of the alarm's worst signal beyond its limit there; followed only where an alarm rolls back."""
+    """Distance of the alarm's worst signal beyond its limit there."""
     alarms: list[dict[str, Any]] = field(default_factory=list)
     """Step and sentence of each evaluation at which the reward was taken to be cheated."""
     gains: Gains = field(default_factory=Gains)
