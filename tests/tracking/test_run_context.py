@@ -50,6 +50,40 @@ def test_the_changes_applied_to_the_commit_give_the_same_files(project: Path, tm
     assert {file: (tmp_path / "copy" / file).read_bytes() for file in files} == files
 
 
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("diff.external", "echo"),
+        ("color.ui", "always"),
+        ("diff.noprefix", "true"),
+        ("diff.mnemonicPrefix", "true"),
+        ("diff.context", "0"),
+        ("diff.relative", "true"),
+        ("diff.upper.textconv", "tr a-z A-Z <"),
+        ("status.showUntrackedFiles", "no"),
+    ],
+)
+def test_a_users_settings_of_git_change_neither_the_state_nor_the_changes(
+    project: Path, tmp_path: Path, setting: str, value: str
+) -> None:
+    below = project / "below"
+    (below / "src").mkdir(parents=True)
+    (below / "src/code.py").write_text("".join(f"x{line} = 1\n" for line in range(20)))
+    (project / ".gitattributes").write_text("*.py diff=upper\n")
+    git(project, "add", ".")
+    git(project, "commit", "-qm", "below")
+    git(tmp_path, "clone", "-q", "project", "copy")
+    git(project, "config", setting, value)
+    assert run_context.git_tags(below)["git.state"] == "clean"
+    (below / "src/new.py").write_text("b = 2\n")
+    assert run_context.git_tags(below)["git.state"] == "dirty"
+    (below / "src/code.py").write_text((below / "src/code.py").read_text().replace("x5 = 1", "x5 = 500"))
+    (tmp_path / "changes.diff").write_bytes(run_context.changes(below))
+    git(tmp_path / "copy", "apply", "../changes.diff")
+    for file in ("below/src/code.py", "below/src/new.py"):
+        assert (tmp_path / "copy" / file).read_bytes() == (project / file).read_bytes()
+
+
 def test_only_what_is_read_and_is_as_recorded_has_a_dvc_hash(project: Path) -> None:
     assert run_context.dvc_tags(project, ["data"]) == {}
     for name in ("data/a", "data/b", "photos"):

@@ -78,20 +78,29 @@ def git_tags(project: Path) -> dict[str, str]:
     commit = _git(project, "rev-parse", "HEAD")
     if commit is None:
         return {}
-    changes = _git(project, "status", "--porcelain", "--", *DECISIVE)
-    return {"git.commit": commit.decode().strip(), "git.state": "dirty" if changes else "clean"}
+    is_dirty = _diff(project, "HEAD", "--", *DECISIVE) or _new(project)
+    return {"git.commit": commit.decode().strip(), "git.state": "dirty" if is_dirty else "clean"}
 
 
 def changes(project: Path) -> bytes:
     """The difference to the commit, new files included, for ``git apply`` in the root; empty where clean or no git."""
-    patch = _git(project, "diff", "--binary", "HEAD", "--", *DECISIVE) or b""
-    new = _git(project, "ls-files", "--others", "--exclude-standard", "-z", "--", *DECISIVE) or b""
+    patch = _diff(project, "HEAD", "--", *DECISIVE)
     below = os.fsdecode(_git(project, "rev-parse", "--show-prefix") or b"").rstrip("\n")
-    names = ("--no-index", f"--src-prefix=a/{below}", f"--dst-prefix=b/{below}")
-    for file in filter(None, new.split(b"\0")):
-        # git's exit code is 1 where files differ.
-        patch += _git(project, "diff", "--binary", *names, "/dev/null", os.fsdecode(file), codes=(0, 1)) or b""
-    return patch
+    return patch + b"".join(_diff(project, "--no-index", "/dev/null", file, below=below) for file in _new(project))
+
+
+def _diff(project: Path, *words: str, below: str = "") -> bytes:
+    """Returns a patch, which is the same whatever the user has set for git."""
+    fixed = ["--binary", "--no-ext-diff", "--no-textconv", "--no-color", "--unified=3"]
+    prefixes = [f"--src-prefix=a/{below}", f"--dst-prefix=b/{below}"]
+    # With --no-index, git's exit code is 1 where files differ.
+    return _git(project, "-c", "diff.relative=false", "diff", *fixed, *prefixes, *words, codes=(0, 1)) or b""
+
+
+def _new(project: Path) -> list[str]:
+    """The files that git neither tracks nor ignores."""
+    found = _git(project, "ls-files", "--others", "--exclude-standard", "-z", "--", *DECISIVE) or b""
+    return [os.fsdecode(file) for file in filter(None, found.split(b"\0"))]
 
 
 def dvc_tags(project: Path, inputs: Sequence[str | Path]) -> dict[str, str]:
