@@ -10,6 +10,7 @@ from typing import Any
 
 import mlflow
 import pytest
+import yaml
 
 from tests.evaluation.defaults import parameters
 from tests.evaluation.painter import records
@@ -19,6 +20,7 @@ from visual_grpo.common.processes import OutOfTimeError, ProgramError
 from visual_grpo.data.manifest import write_manifest
 from visual_grpo.operations.retraining.job import Code, DataRefusedError, Retraining
 from visual_grpo.operations.retraining.project import Project
+from visual_grpo.tracking.adapter_lookup import Registered
 from visual_grpo.tracking.registry import Registry, gate_settings
 
 pytestmark = pytest.mark.slow
@@ -26,15 +28,16 @@ pytestmark = pytest.mark.slow
 STAGES = """
 stages:
   check: {cmd: "true", deps: [settings.yml]}
+  baseline: {cmd: cp drawn.txt baseline.txt, deps: [drawn.txt], outs: [baseline.txt]}
   data_preparation: {cmd: cp raw.txt prepared.txt, deps: [raw.txt], outs: [prepared.txt]}
   train:
     cmd: sh train.sh '${train_params}'
-    deps: [prepared.txt]
+    deps: [prepared.txt, baseline.txt]
     outs: [data/06_models/adapters]
 """
 TRAIN = """
 mkdir -p data/06_models/adapters/ar
-echo "$(cat prepared.txt) $1" > data/06_models/adapters/ar/adapter_model.safetensors
+echo "$(cat prepared.txt baseline.txt) $1" > data/06_models/adapters/ar/adapter_model.safetensors
 echo "{\\"steps\\": 1, \\"started\\": \\"$(date +%N) $1\\"}" > data/06_models/adapters/training.json
 echo trained >> trained
 """
@@ -49,7 +52,7 @@ class Trained:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.use_mlflow()
-        files = {"dvc.yaml": STAGES, "train.sh": TRAIN, "raw.txt": "a", "settings.yml": "1"}
+        files = {"dvc.yaml": STAGES, "train.sh": TRAIN, "raw.txt": "a", "drawn.txt": "1", "settings.yml": "1"}
         for name, text in {**files, "params.yaml": "train_params: ''"}.items():
             (folder / name).write_text(text)
         self.prepare("train", "held_out")
@@ -77,6 +80,10 @@ class Trained:
 
     def retrain(self, **changes: Any) -> dict[str, Any]:
         return self.retraining(**changes).run()
+
+    @property
+    def train_params(self) -> str:
+        return str(yaml.safe_load((self.folder / "params.yaml").read_text())["train_params"])
 
     @property
     def trainings(self) -> int:
@@ -129,8 +136,34 @@ def test_where_every_call_is_to_train_it_trains_also_beside_such_a_change(projec
     (project.folder / "settings.yml").write_text("2")
     with pytest.raises(ProgramError, match="promote"):
         project.retrain(retrain={"when": "always", "data": {"min_records": 1}})
-    assert project.trainings == 2
-    assert "train.seed=1" in (project.folder / "params.yaml").read_text()
+    assert (project.trainings, project.train_params) == (2, "train.seed=1")
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "params"),
+    [("raw.txt", "b", ""), ("dvc.yaml", STAGES.replace("cp raw", "cp ./raw"), "train.seed=1")],
+)
+def test_where_every_call_is_to_train_the_seed_is_the_next_one_only_where_nothing_else_differs(
+    project: Trained, file: str, text: str, params: str
+) -> None:
+    """The second change gives the same prepared data."""
+    (project.folder / file).write_text(text)
+    with pytest.raises(ProgramError, match="promote"):
+        project.retrain(retrain={"when": "always", "data": {"min_records": 1}})
+    assert (project.trainings, project.train_params) == (2, params)
+
+
+def test_where_the_baseline_alone_has_changed_a_retraining_starts_from_the_present_champion(
+    project: Trained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Retraining, "_check_data", lambda self, champion: None)
+    monkeypatch.setattr(Registry, "champion", lambda self: Registered("visual_grpo", 4, {}))
+    for text, start, params in (("2", "champion", "train.start=models:/visual_grpo/4"), ("3", "base", "")):
+        (project.folder / "drawn.txt").write_text(text)
+        with pytest.raises(ProgramError, match="promote"):
+            project.retrain(retrain={"start": start})
+        assert project.train_params == params
+    assert project.trainings == 3
 
 
 @pytest.mark.parametrize(
@@ -203,5 +236,6 @@ def test_imported_data_are_updated(project: Trained, tmp_path: Path) -> None:
     project.retraining().update_imports()
     assert Path("mine").read_text() == "22"
     (tmp_path / "elsewhere").unlink()
+    assert project.retraining(retrain={"update": False}).foreseen() == "nothing to do"
     with pytest.raises(ProgramError, match=r"^dvc update mine\.dvc: failed update data: dependency '.*elsewhere' does"):
         project.retraining().update_imports()

@@ -73,14 +73,21 @@ def retraining(**settings: Any) -> Retraining:
 
 
 @pytest.mark.parametrize(("score", "is_due"), [(0.5, True), (0.9, False), (0.95, False)])
-def test_a_score_below_its_floor_asks_for_a_training_of_the_next_seed(
+def test_a_score_below_its_floor_asks_for_a_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, score: float, is_due: bool
 ) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = retraining(monitor={"command": f"echo {score}", "floor": 0.9})._asked_for()
+    assert found == (["the monitored score is 0.5, below 0.9"] if is_due else [])
+
+
+def test_the_next_seed_is_that_after_the_last_trainings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copy(ROOT / "dvc.yaml", tmp_path)
     monkeypatch.chdir(tmp_path)
-    found = retraining(monitor={"command": f"echo {score}", "floor": 0.9})._trigger()
-    assert found == (["the monitored score is 0.5, below 0.9", "training seed 1"] if is_due else [])
-    assert not is_due or "train_params: train.seed=1" in Path("params.yaml").read_text()
+    asked = retraining()
+    for seed in ("1", "2"):
+        assert asked._next_seed() == seed
+        asked.project.write(**{"train.seed": seed})
 
 
 CHAMPION = Registered("visual_grpo", 3, {})

@@ -89,6 +89,7 @@ class Retraining:
     def __init__(self, project: Project, lock: int | None = None) -> None:
         self.project, self.config = project, project.config
         self.reason: str | None = None
+        self._asked: list[str] = []  # See `_asked_for`.
         self._registry = Registry.of(project.config.promotion, project.config.output)
         self._lock = () if lock is None else (lock,)
         self._began = time.monotonic()
@@ -159,13 +160,14 @@ class Retraining:
 
     def _reason(self) -> str | None:
         """Returns why to train or judge; None if nothing has changed."""
-        changed = self._changed(_TRAIN)
+        changed = self._changed(_TRAIN, with_earlier=True)
         if changed and not self.project.stages.with_name("dvc.lock").is_file():
             return "DVC has not trained anything here yet"
         if not changed and not self._is_judged():
             return "the last training was not judged by the present settings"
-        changed = changed or self._trigger() or self._changed()
-        return textwrap.shorten("; ".join(changed), 200, placeholder=" ...") or None
+        self._asked = self._asked_for()
+        reasons = changed + self._asked or self._changed()
+        return textwrap.shorten("; ".join(reasons), 200, placeholder=" ...") or None
 
     def _changed(self, stage: str | None = None, *, with_earlier: bool = False) -> list[str]:
         """Returns what changed since the last time: of one ``stage``, also ``with_earlier`` ones, or of all."""
@@ -177,7 +179,7 @@ class Retraining:
         try:
             # In this process: DVC starts for longer than it looks.
             with set_loggers_level(logging.CRITICAL), Repo() as repo:
-                status = repo.status(targets=[target], with_deps=with_earlier)
+                status = repo.status(targets=[target], with_deps=with_earlier, check_updates=False)
         except Exception as error:  # Of DVC, or of a library that it reads files and databases by.
             said = ": ".join(map(str, filter(None, [error, error.__cause__])))
             raise ProgramError(f"dvc status: {click.unstyle(said)}") from error
@@ -185,14 +187,6 @@ class Retraining:
             clean_repos()  # Clones of the repositories that imports name.
         changes = {name.rpartition(":")[2]: re.sub(r'[][{}"]', "", json.dumps(why)) for name, why in status.items()}
         return [f"{name}: {why}" for name, why in changes.items() if name != _ALWAYS]
-
-    def _trigger(self) -> list[str]:
-        """Returns why to train again though nothing has changed; the training then gets the next seed."""
-        if reasons := self._asked_for():
-            seed = int(self.project.training_params().get("train.seed", self.config.training_seed)) + 1
-            self.project.write(**{"train.seed": str(seed)})
-            reasons.append(f"training seed {seed}")
-        return reasons
 
     def _asked_for(self) -> list[str]:
         """Returns why the settings ask for a training though nothing has changed."""
@@ -207,9 +201,16 @@ class Retraining:
         self._call(*_DVC, "repro", f"{self.project.stages}:data_preparation")
         champion = self._registry.champion()
         self._check_data(champion)
-        if self._changed(_TRAIN):
-            self.project.write(**{"train.start": self._start(champion)})
+        # The baseline may have changed alone, and the training then does with it.
+        changed = self._changed(_TRAIN, with_earlier=True)
+        if changed or self._asked:
+            seed = {} if changed else {"train.seed": self._next_seed()}
+            self.project.write(**seed, **{"train.start": self._start(champion)})
         self._call(*_DVC, "repro", str(self.project.stages))
+
+    def _next_seed(self) -> str:
+        """Returns the training seed after the last training's."""
+        return str(int(self.project.training_params().get("train.seed", self.config.training_seed)) + 1)
 
     def _start(self, champion: Registered | None) -> str | None:
         """Returns the adapters that a training starts from; None = the base model."""
