@@ -28,7 +28,7 @@ Words = Annotated[str, Stated()]
 BuiltIn = Annotated[str, Field(min_length=1), Stated(r"\w+")]
 """The name of something built in, or ``package.module:NAME``, which is code."""
 Name = Annotated[str, BeforeValidator(lambda name: str(name) if type(name) is int else name)]
-"""One that has only digits is a number on the command line."""
+"""One that has only digits is a number in a file of parameters."""
 AdapterName = Name
 """latest, a folder, an MLflow run or the beginning of its id, a version of a registered model, or none."""
 NotEmpty = Annotated[str, Field(min_length=1)]
@@ -72,11 +72,11 @@ class OnRequest(Strict, decides=Decides.NOTHING):
 @cache
 def _takes_numbers(section: type[BaseModel], field: str) -> bool:
     """Returns whether the field takes numbers, also within a list or mapping, and neither true nor false."""
-    types = _types(section.model_fields[field].annotation)
+    types = types_of(section.model_fields[field].annotation)
     return bool(types & {int, float}) and bool not in types
 
 
-def _types(annotation: Any) -> set[Any]:
+def types_of(annotation: Any) -> set[Any]:
     """Returns the types in an annotation: {int, None} for ``int | None``."""
     inner = get_args(annotation)
-    return set().union(*map(_types, inner)) if inner else {annotation}
+    return set().union(*map(types_of, inner)) if inner else {annotation}

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from visual_grpo.common.errors import UserError, nearest, nearest_hint
+from visual_grpo.config.base import types_of
 from visual_grpo.config.credentials import find_secrets
 from visual_grpo.config.presets import LISTED, TARGET_JUDGE
 from visual_grpo.config.schema import Parameters
@@ -61,6 +62,17 @@ def _with_rewards(config: Parameters, preset: str | None, rewards: Mapping[str, 
     tree = config.model_dump()
     entries = tree["rewards"] | rewards | dict.fromkeys(config.removed_rewards)
     return validate({**tree, "reward": preset, "rewards": entries})
+
+
+def is_text(name: str) -> bool:
+    """Returns whether the parameter with a dotted name takes text and no number."""
+    *path, last = name.split(".")
+    section = _section(path)
+    if section is None or last not in section.model_fields:
+        return False
+    annotation = section.model_fields[last].annotation
+    types = types_of(annotation)
+    return str in types and not types & {int, float} and get_origin(annotation) is not dict
 
 
 def _without_type(path: tuple[int | str, ...]) -> tuple[int | str, ...]:

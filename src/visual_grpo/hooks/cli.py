@@ -23,6 +23,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from visual_grpo.common.errors import UserError, nearest_hint
 from visual_grpo.common.processes import is_rank
+from visual_grpo.config.validation import is_text
 from visual_grpo.operations.command import split_params, value_of
 
 
@@ -31,7 +32,7 @@ def parsed(text: str) -> dict[str, Any]:
     tree = OmegaConf.create()
     try:
         for name, value in split_params(text):
-            OmegaConf.update(tree, name, value_of(value))
+            OmegaConf.update(tree, name, value_of(value, has_numbers=not is_text(name)))
     except (UserError, OmegaConfBaseException, ValueError) as error:
         raise click.UsageError(str(error)) from error
     return dict(OmegaConf.to_container(tree))  # type: ignore[arg-type]

@@ -142,12 +142,15 @@ def split_params(text: str) -> Iterator[tuple[str, str]]:
         at = match.end()
 
 
-def value_of(text: str) -> Any:
+def value_of(text: str, *, has_numbers: bool = True) -> Any:
     """Returns what a value of ``--params`` means: null, true, false and decimal numbers are these, what is in quotes,
-    brackets or braces is YAML, and any other text is itself."""
+    brackets or braces is YAML, and any other text is itself.
+
+    Without ``has_numbers``, digits are text too: the id 12e45678 begins like a number.
+    """
     if text.lower() in _WORDS:
         return _WORDS[text.lower()]
-    if _NUMBER.fullmatch(text):
+    if has_numbers and _NUMBER.fullmatch(text):
         return int(text) if text.lstrip("+-").isdecimal() else float(text)
     if text[0] in "\"'[{":
         with suppress(YAMLError, OmegaConfBaseException, ValueError):
