@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -14,12 +15,13 @@ import pytest
 import yaml
 
 from tests.evaluation.defaults import parameters
+from tests.operations.reproduction.repositories import repository
 from visual_grpo.common.digests import content_digest, file_digest
 from visual_grpo.common.errors import UserError
 from visual_grpo.config.places import place
 from visual_grpo.data.manifest import RecordTable, write_manifest
 from visual_grpo.operations.reproduction.repeat import parameters_to_repeat
-from visual_grpo.operations.reproduction.worktree import bring_inputs
+from visual_grpo.operations.reproduction.worktree import _bring, _bring_reward_files, bring_inputs, checked_out
 
 MODEL = "data/06_models/base/model.safetensors"
 
@@ -109,6 +111,23 @@ def test_own_data_and_an_own_model_are_linked_and_told_where_they_are_gone(proje
     with pytest.raises(UserError, match=r"photos, which the run read, does not exist.*dvc pull"):
         bring(project, **own)
     bring(project, data={"path": "hf://datasets/someone/photos"}, model={"path": "someone/model"})
+
+
+def test_what_lies_outside_of_the_project_is_linked_within_the_temporary_folder(tmp_path: Path) -> None:
+    project = tmp_path / "projects/mine"
+    state, outside = repository(project), Path("../../models/mine")
+    (project / outside).mkdir(parents=True)
+    read = words(project)
+    (project / "words.txt").rename(project / "../words.txt")
+    read["rewards"]["own"]["options"]["words"] = "../words.txt"
+    facts = {"file of reward own: words": "ca978112ca1b"}
+    with checked_out(project, state, b"") as worktree:
+        _bring(project, worktree.code, str(outside), facts)
+        _bring_reward_files(project, worktree.code, facts, {"output": "data", **read})
+        for path in (outside, Path("../words.txt")):
+            assert (worktree.code / path).resolve() == (project / path).resolve()
+            assert Path(os.path.normpath(worktree.code / path)).is_relative_to(worktree.folder)
+    assert (project / outside).is_dir()
 
 
 def test_a_lora_of_the_base_model_is_brought_unless_it_has_changed(project: Path) -> None:

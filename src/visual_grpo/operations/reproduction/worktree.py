@@ -46,7 +46,8 @@ def checked_out(project: Path, commit: str, changes: bytes) -> Iterator[Worktree
     Raises UserError if the commit does not exist, or the patch does not apply.
     """
     folder = Path(tempfile.mkdtemp(prefix="visual_grpo_reproduce_"))
-    root = folder / "code"
+    # As deep as the project, so that a path of the run such as ../models/mine stays within the folder.
+    root = folder / "code" / project.absolute().relative_to(project.absolute().anchor)
     worktree = Worktree(folder, root)
     try:
         git(project, "worktree", "add", "--quiet", "--detach", "--", root, commit)
