@@ -11,8 +11,8 @@ from visual_grpo.common.digests import content_digest, file_digest, tree_digest
 from visual_grpo.common.errors import UserError
 
 FACTS, HISTORY, CHANGES, HELD_OUT = "training.json", "training.csv", "changes.diff", "held_out.json"
-"""How the adapters were made; a row of metrics a step; how the code differed from its commit, if it did; the
-prompts that the training never saw."""
+"""How the adapters were made; a row of metrics a step; how the code of the first part differed from
+``git.commit``, if it did; the prompts that the training never saw."""
 DATA_PROFILE = "data_profile.json"
 """Statistics of the training's data, to compare later ones with (`data.drift`)."""
 REWARD_CODE, REWARD_FILE, REWARD_COMMIT = "code of reward ", "file of reward ", "commit of reward "

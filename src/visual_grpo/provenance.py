@@ -45,7 +45,13 @@ INPUTS = {
 RESUMED, ADJUSTED = "resumed.", "resumed.parameters"
 """RESUMED + an entry's name: its later values in a resumed training, a line each. ADJUSTED: parameters that a resume
 changed (`training.resuming.adjusted`)."""
-_FIXED = {"git.commit": "commit", "git.state": "uncommitted changes", **RUNTIME, "parameters": "parameters"}
+_FIXED = {
+    "git.commit": "commit",
+    "git.state": "uncommitted changes",
+    "git.changes": "digest of these changes",
+    **RUNTIME,
+    "parameters": "parameters",
+}
 """Entries that must be equal in all parts of a training that can be repeated."""
 MEANING = {name: meaning for name, (_, meaning) in INPUTS.items()} | RUNTIME
 FILE_NAME, MADE_FROM = "provenance.json", "made_from"

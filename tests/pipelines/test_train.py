@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import os
@@ -43,6 +44,7 @@ from visual_grpo.operations.command import Command
 from visual_grpo.operations.reproduction.repeat import check_repeatable
 from visual_grpo.operations.training_command import StepWatcher
 from visual_grpo.pipeline_registry import register_pipelines
+from visual_grpo.tracking import run_context
 from visual_grpo.tracking.adapter_lookup import find_start
 from visual_grpo.tracking.model_card import model_card
 from visual_grpo.tracking.run_context import RunContext
@@ -252,6 +254,31 @@ def test_an_extended_run_names_the_commands_of_all_its_parts(
         assert f"- Adapter: of the {kept} step ({step})" in model_card(
             facts | {"adapter": kept, "best_step": 1}, ["ar"]
         )
+
+
+def test_each_part_of_a_training_names_its_code_and_the_changes_are_those_to_the_named_commit(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = (("a", "dirty", b"first \xe9"), ("a", "dirty", b"second"), ("b", "clean", b""))
+    for number, (commit, state, patch) in enumerate(parts):
+        tags = {"git.commit": commit, "git.state": state}
+        monkeypatch.setattr(run_context, "git_tags", lambda folder, tags=tags: dict(tags))
+        monkeypatch.setattr(run_context, "changes", lambda folder, patch=patch: patch)
+        steps = {"schedule": "constant", "warmup_steps": 0, "steps": 1 + number}
+        project.run(grpo=steps, resume="auto" if number else "never")
+        assert (project.folder / "adapters/changes.diff").read_bytes() == parts[0][2]
+    facts = json.loads((project.folder / "adapters/training.json").read_text())
+    first, second = (hashlib.sha256(patch).hexdigest() for _, _, patch in parts[:2])
+    assert {name: value for name, value in facts.items() if "git." in name} == {
+        "git.commit": "a",
+        "git.state": "dirty",
+        "git.changes": first,
+        "resumed.git.commit": "b",
+        "resumed.git.state": "clean",
+        "resumed.git.changes": f"{second}\nnone",
+    }
+    with pytest.raises(UserError, match=rf"digest of these changes \({second}, none\)"):
+        check_repeatable(project.folder / "adapters", facts)
 
 
 def test_a_baseline_that_would_not_pair_is_refused_before_anything_is_sampled(project: Project) -> None:

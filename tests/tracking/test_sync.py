@@ -198,6 +198,7 @@ def test_a_sync_that_is_cut_short_everywhere_is_completed(project: Project, monk
 
 def test_a_training_that_went_on_replaces_its_adapters_and_takes_its_verdict_back(project: Project) -> None:
     results = Results(project, "0" * 32)
+    (results.adapters / "changes.diff").write_text("of its first part")
     results.evaluate()
     results.sync()
     kept = (results.output / "08_reporting").rename(project.folder / "reporting")
@@ -206,6 +207,7 @@ def test_a_training_that_went_on_replaces_its_adapters_and_takes_its_verdict_bac
     assert len(results.sync()) == 1, "the evaluation on disk is of the adapters before"
     found = results.in_mlflow()
     complete(found, 7)
+    assert "adapters/changes.diff" not in found["files"], "the folder has none now"
     assert {found["tags"][name] for name in ("result", "evaluate.status", sync.EVALUATION_DIGEST)} == {""}
     assert found["tags"]["verdict"] == "not evaluated"
 

@@ -423,3 +423,9 @@ def test_a_finished_training_is_done_again_and_one_whose_adapters_were_not_saved
     assert why(tmp_path) == f"the training of the checkpoints in {tmp_path / 'checkpoints'} is finished"
     (tmp_path / "checkpoints" / resuming.FINISHED).write_text("{")
     assert why(tmp_path) is None, "a damaged note says nothing; the result is the same"
+
+
+def test_changes_that_the_provenance_does_not_name_are_not_taken_over() -> None:
+    for named in ("none", "0" * 64, None):
+        metadata = {"provenance": {"git.changes": named}, "changes": "diff --git"}
+        assert resuming.ResumedRun(Path(), metadata).changes == b""

@@ -197,7 +197,6 @@ def complete_adapters(
     run_name: str | None,
     records: RecordTable,
     start: Path | None,
-    changes: bytes,
 ) -> None:
     """Writes the adapters with their facts, what they have seen, held-out prompts, uncommitted changes, model card."""
     # The line that loads each adapter without this package.
@@ -206,8 +205,8 @@ def complete_adapters(
     counts = {split: len(records.split(split)) for split in SPLITS}
     about = {RUN_NAME: run_name, "finished": finished, "loading": loading, "records": counts}
     facts = run.write_adapters(folder, about)
-    if changes:
-        (folder / CHANGES).write_bytes(changes)
+    if run.checkpoints.changes:
+        (folder / CHANGES).write_bytes(run.checkpoints.changes)
     never_seen = sorted({record.prompt for record in records.split("held_out", SEALED)})
     (folder / HELD_OUT).write_text(json.dumps(never_seen, ensure_ascii=False), encoding="utf-8")
     earlier = frozenset() if start is None or start.is_file() else read_seen(start)

@@ -97,7 +97,13 @@ def train(
     show_replaced(latest, config.grpo.steps, tracker.run_id)
     show_mixed(facts)
     changes = context.changes()  # Before the training, during which somebody may edit the code.
-    run_arguments = {"data": data, "provenance": facts, "resumed": resumed, "run_id": tracker.run_id}
+    run_arguments = {
+        "data": data,
+        "provenance": facts,
+        "changes": changes,
+        "resumed": resumed,
+        "run_id": tracker.run_id,
+    }
     with launch.running_ranks(spec, train_on_rank, start=start, arguments=run_arguments):
         run = _build(spec, start, scorer, monitor=_monitor(config, baseline, scorer), **run_arguments)
         if config.distributed.processes > 1:
@@ -105,7 +111,7 @@ def train(
         # With the run's id, so that two trainings of the same settings stay apart.
         with open_logs(config.tracking, tracker.name() or "training", flatten(config.public())) as loggers:
             progress = TrainingCommand(run, scorer, tracker, loggers).execute()
-    complete_adapters(draft, run, tracker.run_name, records, start, changes)
+    complete_adapters(draft, run, tracker.run_name, records, start)
     write_profile(profile, draft)
     tracker.own(DIGEST, adapter_digest(draft))
     show_training(progress, run.trainer.step)

@@ -168,6 +168,15 @@ def local_folder(location: str) -> Path | None:
     return Path(unquote(parsed.path)) if parsed.scheme in ("", "file") else None
 
 
+def remove_others(client: MlflowClient, run: Run, path: str, folder: Path) -> None:
+    """Removes the artifacts below ``path`` that ``folder`` does not have, as of an earlier part of a training."""
+    from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
+
+    for found in client.list_artifacts(run.info.run_id, path):
+        if not (folder / Path(found.path).name).exists():
+            get_artifact_repository(run.info.artifact_uri).delete_artifacts(found.path)
+
+
 def search(client: MlflowClient, condition: str = "", *, deleted: bool = False) -> list[Run]:
     """Returns the runs of all experiments, the newest first; with ``deleted`` also deleted ones."""
     from mlflow.entities import ViewType

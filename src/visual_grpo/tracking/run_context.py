@@ -5,6 +5,7 @@ A node gets it as a `RunContext`, and asks neither git nor DVC nor MLflow itself
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import shlex
@@ -42,7 +43,11 @@ class RunContext:
     def facts(self, read: Sequence[str | Path]) -> dict[str, str]:
         """Returns the command line, commit, versions and DVC's hashes of what is ``read``, by their names in a
         provenance."""
-        return {"command": command(), **git_tags(self.project), **version_tags(), **dvc_tags(self.project, read)}
+        code = git_tags(self.project)
+        if code:
+            patch = self.changes()
+            code["git.changes"] = hashlib.sha256(patch).hexdigest() if patch else "none"
+        return {"command": command(), **code, **version_tags(), **dvc_tags(self.project, read)}
 
     def changes(self) -> bytes:
         """Returns how the code differs from its commit (`changes`)."""

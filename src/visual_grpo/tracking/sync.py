@@ -136,6 +136,7 @@ def _add_training(client: MlflowClient, run: Run, file: Path, facts: Mapping[str
     if run.inputs is None or not run.inputs.dataset_inputs:
         client.log_inputs(run_id, _inputs(facts, config))
     client.log_artifacts(run_id, str(adapters), "adapters")
+    mlflow_api.remove_others(client, run, "adapters", adapters)
     gone = {mlflow_api.VERDICT: mlflow_api.NOT_EVALUATED}
     if TRAINING_DIGEST in run.data.tags:  # The training was resumed: the verdict is about earlier adapters.
         gone |= dict.fromkeys(

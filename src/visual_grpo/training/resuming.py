@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +41,13 @@ class ResumedRun:
     def provenance(self) -> dict[str, Any]:
         """The provenance of the training so far, with its commands, commit and versions."""
         return dict(self.metadata["provenance"])
+
+    @property
+    def changes(self) -> bytes:
+        """How the code of the training's first part differed from its commit; empty unless it is what the provenance
+        names: a patch in somebody else's checkpoint must not become code of this training."""
+        patch = str(self.metadata.get("changes", "")).encode("latin-1")
+        return patch if hashlib.sha256(patch).hexdigest() == self.provenance.get("git.changes") else b""
 
 
 def resumed_run(config: Parameters, now: provenance.Provenance | None = None) -> ResumedRun | None:

@@ -83,6 +83,7 @@ class TrainingRun:
         provenance: Mapping[str, Any],
         run_id: str | None,
         resumed: ResumedRun | None = None,
+        changes: bytes = b"",
         monitor: HackingMonitor | None = None,
     ) -> None:
         """
@@ -91,6 +92,7 @@ class TrainingRun:
             provenance: of the adapters, with commands, commits and versions: for ``training.json`` and checkpoints.
             run_id: of the MLflow run.
             resumed: the run to resume; None = start at step 1.
+            changes: how the code differs from its commit, as a patch.
             monitor: compares the evaluations with the base model's samples.
         """
         self.spec, self.config, self.model, self.scorer, self.trainer = spec, spec.config, model, scorer, trainer
@@ -101,7 +103,14 @@ class TrainingRun:
         self.provenance, self.run_id, self.monitor = provenance, run_id, monitor
         self.progress, self.average = Progress(), AdapterAverage(trainer, self.config.train.ema_decay)
         self.checkpoints = RunCheckpoints(
-            self.config, trainer, self.progress, self.average, provenance=provenance, run_id=run_id, resumed=resumed
+            self.config,
+            trainer,
+            self.progress,
+            self.average,
+            provenance=provenance,
+            run_id=run_id,
+            resumed=resumed,
+            changes=changes,
         )
         self.stopped_by: signal.Signals | None = None
 

@@ -59,10 +59,13 @@ class RunCheckpoints:
         provenance: Mapping[str, Any],
         run_id: str | None,
         resumed: resuming.ResumedRun | None,
+        changes: bytes = b"",
     ) -> None:
-        """``provenance`` and ``run_id``, of MLflow, go into each checkpoint; ``resumed`` is the run to resume."""
+        """``provenance``, ``run_id``, of MLflow, and ``changes`` go into each checkpoint; ``resumed`` is the run to
+        resume, whose changes stay, as its commit does."""
         self.config, self.trainer, self.progress, self.average = config, trainer, progress, average
         self.provenance, self.run_id, self.resumed = provenance, run_id, resumed
+        self.changes = changes if resumed is None else resumed.changes
         self.folder = linked(Path(config.tracking.checkpoints))
         self.newest: Path | None = None
         """The last one that was written or resumed from."""
@@ -125,6 +128,7 @@ class RunCheckpoints:
             "progress": vars(self.progress) | {"best_adapter": None, "gains": vars(self.progress.gains)},
             "provenance": dict(self.provenance),
             "mlflow_run_id": self.run_id,
+            "changes": self.changes.decode("latin-1"),  # Bytes in whatever encoding the files have.
         }
         keep = self.config.tracking.keep_checkpoints
         written = checkpoint.path_of(self.folder, self.trainer.step)
