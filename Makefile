@@ -17,8 +17,10 @@ CODE := $(shell cat $(VENV)/lib/python3*/site-packages/_editable_impl_visual_grp
 # Your packages, which `make setup` installs in addition to the locked ones; not in git.
 LOCAL := requirements-local.txt
 # Each reward worker has a lock file in workers/NAME and a separate environment.
-NAME ?= template
-PORT ?= 8765
+# Of the command line alone: shells and WSL set variables of these names, too.
+ENV :=
+NAME := template
+PORT := 8765
 WORKER := .venv-workers/$(NAME)
 # The libraries that benchmarks compare with.
 BENCH := .venv-bench
@@ -34,8 +36,8 @@ help:  ## Show this list
 setup: $(STAMP)  ## Install requirements.lock and requirements-local.txt
 
 ifneq ($(CODE),$(CURDIR)/src)
-.PHONY: $(STAMP)
-FOREIGN := $(if $(CODE),rm -rf $(VENV))
+.PHONY: $(STAMP) $(BENCH)/.installed
+FOREIGN := $(if $(CODE),rm -rf $(VENV) $(BENCH))
 endif
 
 $(STAMP): requirements.lock tools.lock pyproject.toml $(wildcard $(LOCAL))
@@ -76,8 +78,10 @@ ui: setup  ## Show the runs in MLflow, best result first; PORT=5000
 	    >mlflow-ui.log 2>&1 || { tail -n 3 mlflow-ui.log; exit 1; }
 
 clean:  ## Remove outputs of runs and unpacked zips, keep your data
-	@rm -rf data/01_raw/shapes data/01_raw/words data/01_raw/scenes
-	@find data -mindepth 2 -not -path 'data/01_raw/*' -not -path '*/01_raw/votes/*' -not -name .gitkeep -not -name '*.dvc' -delete 2>/dev/null || true
+	@for world in shapes words scenes; do [ ! -f data/01_raw/$$world/starter.json ] || rm -rf data/01_raw/$$world; done; \
+	shopt -s nullglob; for folder in data/ data/0[2-9]_*/ data/*/0[2-9]_*/; do \
+	    find "$$folder" -mindepth 1 ! -type d -path 'data/*/*' -not -path 'data/01_raw/*' -not -path '*/01_raw/votes/*' -not -name .gitkeep -not -name '*.dvc' -delete; \
+	    find "$$folder" -mindepth 1 -type d -path 'data/*/*' -not -path 'data/01_raw/*' -empty -delete; done  # Also behind links.
 	@rm -rf mlflow.db* mlflow-ui.log mlartifacts .viz .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
 	@[ ! -x $(BIN)/python ] || $(BIN)/python -m visual_grpo.data.archives
 
@@ -116,8 +120,8 @@ viz: setup  ## Show the pipelines in Kedro-Viz
 
 schedule-systemd: setup  ## Write systemd units that retrain every week
 	@units="$${XDG_CONFIG_HOME:-$$HOME/.config}/systemd/user"; cd -P .; folder=$$PWD; \
-	if [[ "$$folder" == *[[:cntrl:]\"\\$$]* || "$$folder" == *[[:blank:]] ]]; then \
-	    printf 'The path %q has a quote, a backslash, a $$, a line break or a space at its end, which systemd would misread. Rename the folder.\n' \
+	if [[ "$$folder" == *[[:cntrl:]=\"\\$$]* || "$$folder" == *[[:blank:]] ]]; then \
+	    printf 'The path %q has a quote, a backslash, a $$, a =, a line break or a space at its end, which systemd or env would misread. Rename the folder.\n' \
 	        "$$folder" >&2; exit 1; fi; \
 	mkdir -p "$$units"; \
 	for unit in visual-grpo-retrain.service visual-grpo-retrain.timer; do \

@@ -53,6 +53,7 @@ OPTIONS: list[tuple[str, dict[str, Any], str]] = [
     ("http", {"batch_size": 0}, "batch_size must be a whole number of at least 1"),
     ("http", {"image_format": "gif"}, "image_format must be png or jpeg, got 'gif'"),
     ("http", {"protocol": "unirll"}, r"protocol must be worker.* Did you mean 'unirl'\?"),
+    ("http", {"metadata": "objects"}, r"metadata must be a list of names, got 'objects': \[objects\]"),
     ("http", {"protocol": "unirl"}, "with protocol unirl, model must name the reward"),
     ("http", {"url": "http://other", "worker": "workers/tesseract"}, "and worker is 'workers/tesseract'; expected one"),
     ("http", {"environment": {"A": "b"}}, "environment is for a worker that this process starts"),

@@ -217,6 +217,8 @@ class HttpReward(ServerReward):
         if self.protocol == "unirl" and self.model is None:
             raise UserError("http: with protocol unirl, model must name the reward of the service")
         check_whole_number("http: batch_size", self.batch_size, 1)
+        if isinstance(self.metadata, str):
+            raise UserError(f"http: metadata must be a list of names, got {self.metadata!r}: [{self.metadata}]")
         if self.worker is not None and self.url != ServerReward.url:
             raise UserError(f"http: url is {shown(self.url)} and worker is {self.worker!r}; expected one of them")
         if self.worker is not None and self.api_key is not None:
