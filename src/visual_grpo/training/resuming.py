@@ -153,9 +153,12 @@ def _refuse_changes(run: ResumedRun, config: Parameters, now: provenance.Provena
 
 def _refuse_alarm_too_late(run: ResumedRun, action: str) -> None:
     """Raises UserError where ``alarm.action`` would, from the start, have kept another best adapter than there is."""
-    before, progress = run.parameters["alarm"]["action"], run.metadata["progress"]
+    before = run.parameters["alarm"]["action"]
+    if action in (before, "warn"):
+        return
+    progress = run.metadata["progress"]
     cheated = any(alarm["step"] <= progress["best_step"] for alarm in progress["alarms"])
-    if action not in (before, "warn") and (cheated or (action == "rollback" and progress["best_suspicion"])):
+    if cheated or (action == "rollback" and progress["best_suspicion"]):
         raise UserError(
             f"alarm.action={action} comes too late for the checkpoint {run.checkpoint}: with alarm.action={before}, the"
             f" adapter of step {progress['best_step']} was kept as the best, though the alarm's signals suspect it, and"
