@@ -53,9 +53,9 @@ from visual_grpo.training.ema import AdapterAverage
 NFT = "grpo.loss=nft,grpo.nft_beta=0.5"
 VARIANTS = {
     "default": "",
-    "dppo": "grpo.loss=dppo",
+    "dppo": "grpo.loss=dppo,grpo.nft_beta=null",
     "nft": f"{NFT},grpo.learning_rate=0.0016",  # Twice the rate of sd3_small and of words.
-    "awm": "grpo.loss=awm",
+    "awm": "grpo.loss=awm,grpo.nft_beta=null",
     "target_kl": "grpo.target_kl=0.001",
 }
 SHARED = "output=data,train.ema_decay=0.9,rewards.edge_density.weight=0,rewards.colour_entropy.weight=0"

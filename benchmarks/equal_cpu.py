@@ -32,7 +32,7 @@ RESULTS, BASE, DEFAULT = Path("results/equal_cpu"), "base", "default@2"
 NEW_NOISE = "policy.flow.draws={updates}"
 HALF = "grpo.prompts_per_step=4"
 """Half of the prompts of a rollout; of words, a quarter."""
-AWM = "grpo.loss=awm"
+AWM = "grpo.loss=awm,grpo.nft_beta=null"
 LOOPS: dict[str, tuple[str, float]] = {
     "default": ("", 1.0),
     "default_twice": ("", 2.0),

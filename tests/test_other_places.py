@@ -95,12 +95,14 @@ def test_make_clean_leaves_what_people_put_there(tmp_path: Path) -> None:
     kept = ["photos/a.png", "data/01_raw/own/a.png", "data/01_raw/own.dvc", "data/01_raw/votes/choices.jsonl"]
     kept += ["data/photos-460337/01_raw/votes/choices.jsonl", "data/photos-460337/06_models/base.dvc"]
     kept += ["data/01_raw/words/photo.png"]  # The starter puts nothing into a folder of one's own.
-    made = ["data/01_raw/shapes/starter.json", "data/01_raw/shapes/a.png", "big/a.safetensors"]
-    made += ["data/05_model_input/records.parquet", "data/photos-460337/a/b.json"]
+    made = ["data/01_raw/shapes/starter.json", "data/01_raw/shapes/a.png", "big/a.safetensors", "bigger/b.png"]
+    made += ["data/text/03_primary/records.json", "data/05_model_input/records.parquet", "data/photos-460337/a/b.json"]
     for name in kept + made:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
-    (tmp_path / "data/06_models").symlink_to(tmp_path / "big")
+    for link, folder in {"data/06_models": "big", "data/text/07_model_output": "bigger"}.items():
+        (tmp_path / link).parent.mkdir(exist_ok=True)
+        (tmp_path / link).symlink_to(tmp_path / folder)
     call(tmp_path, "make", f"--makefile={ROOT / 'Makefile'}", "BIN=none", "clean").check_returncode()
     assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()) == sorted(kept)
 

@@ -184,6 +184,9 @@ class PolicyConfig(Strict, decides=Decides.TRAINING):
         default=64, ge=1, description="rows of tokens sampled at a time"
     )
 
+    def shares_start_noise(self, *, forward_process: bool = False) -> bool:
+        return not forward_process if self.share_start_noise is None else self.share_start_noise
+
 
 class TokenSettings(Strict, decides=Decides.SAMPLES):
     """How a token module samples."""

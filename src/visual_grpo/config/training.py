@@ -138,7 +138,7 @@ class GRPOConfig(Strict, decides=Decides.TRAINING):
         for name, loss in {"divergence_limit": "dppo", "nft_beta": "nft", "nft_old_decay": "nft"}.items():
             if getattr(self, name) is not None and self.loss != loss:
                 raise ValueError(
-                    f"{name} is for the loss {loss}, not for {self.loss}: leave it out, or set loss={loss}"
+                    f"{name} is for the loss {loss}, not for {self.loss}: set it to null, or loss to {loss}"
                 )
         return self
 

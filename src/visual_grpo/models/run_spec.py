@@ -247,8 +247,8 @@ def _module_problems(name: str, kind: Kind, config: Parameters) -> Iterator[str]
         )
     if unread := unread_clips(grpo):
         yield (
-            f"grpo.loss is {loss}, which has no {' and no '.join(unread)}: {name} would not be clipped. Leave"
-            f" {'it' if len(unread) == 1 else 'them'} out, or set a loss that clips, such as grpo."
+            f"grpo.loss is {loss}, which has no {' and no '.join(unread)}: {name} would not be clipped. Set"
+            f" {'it' if len(unread) == 1 else 'them'} to null, or set a loss that clips, such as grpo."
         )
     for setting in ("target_kl", "sampler_correction") if old_decay(grpo) else ():
         if getattr(grpo, setting) is not None:

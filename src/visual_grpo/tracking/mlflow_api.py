@@ -13,7 +13,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING, TypeVar
@@ -169,12 +169,20 @@ def local_folder(location: str) -> Path | None:
 
 
 def remove_others(client: MlflowClient, run: Run, path: str, folder: Path) -> None:
-    """Removes the artifacts below ``path`` that ``folder`` does not have, as of an earlier part of a training."""
+    """Removes the artifacts below ``path`` that ``folder`` does not have, as of an earlier part of a training.
+
+    Some artifact stores remove nothing; they keep them.
+    """
+    from mlflow.exceptions import MlflowException
     from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
     for found in client.list_artifacts(run.info.run_id, path):
-        if not (folder / Path(found.path).name).exists():
-            get_artifact_repository(run.info.artifact_uri).delete_artifacts(found.path)
+        own = folder / Path(found.path).name
+        if own.is_dir():
+            remove_others(client, run, found.path, own)
+        elif not own.exists():
+            with suppress(MlflowException, NotImplementedError):
+                get_artifact_repository(run.info.artifact_uri).delete_artifacts(found.path)
 
 
 def search(client: MlflowClient, condition: str = "", *, deleted: bool = False) -> list[Run]:

@@ -99,7 +99,8 @@ def _diff(project: Path, *words: str, below: str = "") -> bytes:
     fixed = ["--binary", "--no-ext-diff", "--no-textconv", "--no-color", "--unified=3"]
     prefixes = [f"--src-prefix=a/{below}", f"--dst-prefix=b/{below}"]
     # With --no-index, git's exit code is 1 where files differ.
-    return _git(project, "-c", "diff.relative=false", "diff", *fixed, *prefixes, *words, codes=(0, 1)) or b""
+    settings = ["-c", "diff.relative=false", "-c", "core.quotePath=true"]
+    return _git(project, *settings, "diff", *fixed, *prefixes, *words, codes=(0, 1)) or b""
 
 
 def _new(project: Path) -> list[str]:

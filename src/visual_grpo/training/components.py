@@ -12,7 +12,8 @@ from visual_grpo.adapter_folder import check_base, check_lora, check_weights, mo
 from visual_grpo.common.digests import content_digest, digest_once
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.files import settled
-from visual_grpo.config import Dtype, ModelConfig, Parameters, PolicyConfig, SamplerConfig
+from visual_grpo.config import Dtype, ModelConfig, PolicyConfig, SamplerConfig
+from visual_grpo.config.validation import validate
 from visual_grpo.grpo.trainer import GRPOTrainer
 from visual_grpo.grpo.two_stage import AlternatingTrainer, JointTrainer
 from visual_grpo.models.execution import attention_of, set_execution
@@ -161,7 +162,7 @@ def check_start(spec: RunSpec, start: Path) -> None:
     check_weights(start)
     check_base(start, spec.model)
     check_lora(start, lora_digest(spec.config.model))
-    trained, before = modules_of(start), Parameters.model_validate(read_facts(start)["parameters"])
+    trained, before = modules_of(start), validate(read_facts(start)["parameters"])
     for module in spec.modules:
         if module not in trained:
             raise UserError(

@@ -35,10 +35,10 @@ class Gains:
     def look(self, step: int, totals: Sequence[float], units: Sequence[str], patience: int) -> None:
         """Compares an evaluation, ``totals[i]`` for a prompt of unit ``units[i]``, with the last proven gain.
 
-        One with fewer than two scored units, with which nothing can be compared, is replaced by the next.
+        One with fewer than two scored units, with which nothing can be compared, is replaced by one with more.
         """
-        scored = {unit for unit, total in zip(units, self.totals, strict=False) if not math.isnan(total)}
-        if len(scored) > 1:
+        before, now = (_scored(units, each) for each in (self.totals, totals))
+        if self.step and (before > 1 or now < 2):
             level = 1 - 2 * ERROR / patience  # Both ends of the interval, of which one is used.
             if not paired_difference(self.totals, totals, units, confidence=level).ci_low > 0:
                 shown = paired_difference(self.totals, totals, units)
@@ -53,3 +53,8 @@ class Gains:
             f"{counted(self.without, 'evaluation')} on the eval prompts since step {self.step} proved no gain (the last"
             f" differs by {difference:+.3f} [{low:+.3f}, {high:+.3f}])"
         )
+
+
+def _scored(units: Sequence[str], totals: Sequence[float]) -> int:
+    """Number of units with a total."""
+    return len({unit for unit, total in zip(units, totals, strict=False) if not math.isnan(total)})

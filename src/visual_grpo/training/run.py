@@ -255,9 +255,10 @@ class TrainingRun:
         progress = self.progress
         if self._is_ended_by_alarm() or math.isnan(score):
             return
-        suspicion, counts = 0.0 if look is None else look.suspicion, self.config.alarm.action == "rollback"
-        best = (-progress.best_suspicion * counts, progress.best_score)
-        if not progress.best_step or (-suspicion * counts, score) > best:
+        suspicion, better = 0.0 if look is None else look.suspicion, score > progress.best_score
+        if self.config.alarm.action == "rollback":
+            better = (-suspicion, score) > (-progress.best_suspicion, progress.best_score)
+        if not progress.best_step or better:
             progress.best_score, progress.best_step = score, self.trainer.step
             with self.average.in_place():
                 progress.best_adapter, progress.best_suspicion = self.model.adapters.state(), suspicion

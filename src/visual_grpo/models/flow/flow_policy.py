@@ -90,8 +90,7 @@ class FlowPolicy(AdapterPolicy[FlowTrajectory[C]]):
         self.model, self.config, self.kl_reference = model, config, kl_reference
         self.steps, self.guidance_scale = sampler.denoising()
         self.denoiser, self.forward_process = Denoiser(model, config), forward_process
-        shared = config.share_start_noise
-        self.share_start_noise = not forward_process if shared is None else shared
+        self.share_start_noise = config.shares_start_noise(forward_process=forward_process)
         if config.gradient_checkpointing:
             model.transformer.enable_gradient_checkpointing()
 

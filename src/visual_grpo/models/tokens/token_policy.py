@@ -80,7 +80,7 @@ class TokenPolicy(AdapterPolicy[TokenTrajectory[E]]):
         records = repeated(prompts, group_size)
         seeds = random_seeds(len(records), generator, share)
         decode_seeds = seeds
-        if self.config.share_start_noise is not False:
+        if self.config.shares_start_noise():
             decode_seeds = [seeds[row - row % group_size] for row in range(len(records))]
         sampled = sample_with_adapter(self.model, records, seeds, self.sampler, self.config)
         if self.kl_reference:

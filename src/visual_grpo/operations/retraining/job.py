@@ -201,8 +201,8 @@ class Retraining:
         self._call(*_DVC, "repro", f"{self.project.stages}:data_preparation")
         champion = self._registry.champion()
         self._check_data(champion)
-        # The baseline may have changed alone, and the training then does with it.
-        changed = self._changed(_TRAIN, with_earlier=True)
+        self._call(*_DVC, "repro", f"{self.project.stages}:baseline")
+        changed = self._changed(_TRAIN)
         if changed or self._asked:
             seed = {} if changed else {"train.seed": self._next_seed()}
             self.project.write(**seed, **{"train.start": self._start(champion)})
