@@ -78,7 +78,7 @@ ui: setup  ## Show the runs in MLflow, best result first; PORT=5000
 	    >mlflow-ui.log 2>&1 || { tail -n 3 mlflow-ui.log; exit 1; }
 
 clean:  ## Remove outputs of runs and unpacked zips, keep your data
-	@for world in shapes words scenes; do [ ! -f data/01_raw/$$world/starter.json ] || rm -rf data/01_raw/$$world; done
+	@shopt -s nullglob; for made in data/01_raw/*/starter.json; do rm -rf "$${made%/*}"; done
 	@# A folder of results may be a link to a larger disk: the link stays, what is behind it goes.
 	@shopt -s nullglob; for folder in data/*/0[2-9]_*/ data/0[2-9]_*/ data/; do \
 	    find "$$folder" -mindepth 1 -path 'data/*/*' -not -path 'data/01_raw/*' -not -path '*/01_raw/votes/*' -not -name .gitkeep \
