@@ -30,7 +30,7 @@ LEARNS: dict[str, Any] = {
     "rewards": {"brightness": {"function": "bright:brightness", "weight": 1.0}},
     "starter": {"vae_steps": 120},
     "policy": {"train": "dit", "lora": {"rank": 8, "alpha": 512}},
-    "modules": {"dit": {"learning_rate": 0.05}},
+    "modules": {"dit": {"learning_rate": 0.05, "kl_weight": 0.0}},
     "grpo": {"steps": 4, "group_size": 4, "prompts_per_step": 4},
     "evaluation": {"controls": []},
     "promotion": {"max_guard_fall": 1.0},
