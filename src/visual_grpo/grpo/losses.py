@@ -162,7 +162,7 @@ class NFT(Algorithm[Matches]):
     needs: ClassVar[type[Likelihoods]] = Matches
     nft_beta: float = 1.0
     nft_old_decay: float = 0.5
-    """Of the policy that samples (old_policy.py)."""
+    """Largest decay of the averaged weights that sample (`old_policy.OldPolicy`)."""
     advantage_clip: float = USUAL_CLIP
 
     def __call__(self, decisions: Matches, advantages: Tensor, counted: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
@@ -230,7 +230,7 @@ LOSSES: dict[str, type[Algorithm[Any]]] = {
 """Value of ``grpo.loss`` -> its loss."""
 
 
-def trains_on_noised_samples(loss: str) -> bool:
+def is_forward_process(loss: str) -> bool:
     """Returns whether the decisions are noises on samples of the ODE (models/flow/forward_process.py)."""
     return issubclass(LOSSES[loss].needs, Matches)
 

@@ -20,7 +20,7 @@ from visual_grpo.config import (
     SamplingConfig,
 )
 from visual_grpo.config.policy import FlowSettings, TokenSettings
-from visual_grpo.grpo.losses import LOSSES, old_decay, trains_on_noised_samples, unread_clips
+from visual_grpo.grpo.losses import LOSSES, is_forward_process, old_decay, unread_clips
 from visual_grpo.models.family import Family, find_family
 from visual_grpo.models.module import Kind, ModelSettings
 
@@ -79,7 +79,7 @@ class RunSpec:
     @property
     def forward_process(self) -> bool:
         """True if flow modules train on noised samples of the ODE instead of stochastic steps."""
-        return trains_on_noised_samples(self.config.grpo.loss)
+        return is_forward_process(self.config.grpo.loss)
 
     def build(self, loaded: Any) -> Model:
         """Builds the model from what ``family.load`` has returned, with training samples of their own size."""
@@ -178,7 +178,7 @@ def _judged_samplers(family: Family, rollout: SamplerConfig, config: Parameters)
     samplers = {}
     if "tokens" in family.kinds():
         samplers["rollout"] = rollout
-    stochastic = "flow" in family.kinds() and not trains_on_noised_samples(config.grpo.loss)
+    stochastic = "flow" in family.kinds() and not is_forward_process(config.grpo.loss)
     if stochastic and _window_fits(config.policy.flow, rollout.steps or 0):
         samplers["sde"] = rollout.model_copy(update={"stochastic": True})
     return samplers | {"eval": config.sampling.eval}
@@ -316,7 +316,7 @@ def _sampler_problems(family: Family, sampling: SamplingConfig) -> Iterator[str]
 
 
 def _flow_problems(module: str, loss: str, policy: PolicyConfig, steps: int) -> Iterator[str]:
-    flow, forward_process = policy.flow, trains_on_noised_samples(loss)
+    flow, forward_process = policy.flow, is_forward_process(loss)
     if unread := flow.unread(forward_process=forward_process):
         back = ", ".join(f"policy.flow.{name}={value}" for name, value in unread.items())
         yield f"grpo.loss is {loss}, which has no {', '.join(unread)} of policy.flow. Set {back}."
