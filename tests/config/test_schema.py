@@ -87,7 +87,7 @@ def test_the_defaults_are_typed(defaults):
         ("grpo.loss", "ppo", "grpo.loss = 'ppo': should be 'grpo', "),
         ("grpo.divergence_limit", 0.1, "divergence_limit is for the loss dppo, not for grpo"),
         ("grpo.nft_beta", 0.1, "nft_beta is for the loss nft, not for grpo"),
-        ("grpo.nft_old_decay", 0.1, "nft_old_decay is for the loss nft, not for grpo"),
+        ("grpo.average_decay", 0.1, "average_decay is for the loss nft or awm, not for grpo"),
         ("grpo.steps", "many", "grpo.steps = 'many': should be a valid integer"),
         ("policy.flow.noise", 0, "policy.flow.noise = 0: should be greater than 0"),
         ("policy.flow", {"sampler": "cps", "noise": 1.2}, "noise of the cps sampler is at most 1"),

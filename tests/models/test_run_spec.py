@@ -62,7 +62,7 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
         {"grpo": {"loss": "nft"}, "policy": {"flow": {"noise": 0.5, "sampler": "cps"}}},
         r"nft, which has no sampler, noise of policy\.flow\. Set policy\.flow\.sampler=sde, policy\.flow\.noise=0\.7",
     ),
-    ("sd3", {"grpo": {"loss": "nft", "target_kl": 0.1}}, r"grpo\.target_kl compares dit .*Set grpo\.nft_old_decay=0"),
+    ("sd3", {"grpo": {"loss": "nft", "target_kl": 0.1}}, r"grpo\.target_kl compares dit .*Set grpo\.average_decay=0"),
     ("sd3", {"grpo": {"loss": "nft"}, "modules": {"dit": {"target_kl": 0.1}}}, r"nft samples with an average of them"),
     ("sd3", {"policy": {"flow": {"draws": 2}}}, r"grpo, which has no draws of policy\.flow\. Set .*draws=1"),
     ("sd3", {"grpo": {"loss": "awm"}, "policy": {"share_start_noise": True}}, "with .* they are one picture"),

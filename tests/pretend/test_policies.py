@@ -30,7 +30,7 @@ VL: Mapping[str, Any] = {
 }
 NFT: Mapping[str, Any] = {
     "policy": {"flow": {"window_steps": 2}},
-    "grpo": {"loss": "nft", "nft_old_decay": 0, "target_kl": 1e-5},
+    "grpo": {"loss": "nft", "average_decay": 0, "target_kl": 1e-5},
 }
 CASES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "ar": ("pipeline_folder", {"policy": {"train": "ar"}}),

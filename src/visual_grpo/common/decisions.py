@@ -97,3 +97,6 @@ class Matches(GaussianLikelihoods):
     """[b, s, *D], noise - sample."""
     level: Tensor
     """[s] noise levels in (0, 1]."""
+    average_velocity: Tensor | None = None
+    """[b, s, *D] under the average of the trained weights, which the trainer fills in if the loss has one that does not
+    sample."""

@@ -77,12 +77,13 @@ class GRPOConfig(Strict, decides=Decides.TRAINING):
         description="nft: share of the way from the old velocity to the present one at which samples are matched; less"
         " allows larger steps; null = the loss's own (1)",
     )
-    nft_old_decay: float | None = Field(
+    average_decay: float | None = Field(
         default=None,
         ge=0,
         lt=1,
-        description="nft: the policy that samples is an average of the trained weights; the share of it that stays"
-        " after a rollout rises by .001 an update to this; 0 = the trained weights sample; null = the loss's own (.5)",
+        description="of the average of the trained weights, which samples (nft) or pulls the policy to it (awm): the"
+        " share that stays after a rollout rises by .001 an update to this; 0 = the weights of the last rollout; null ="
+        " the loss's own (nft .5, awm .3)",
     )
     kl_weight: float = Field(
         default=0.0,
@@ -135,11 +136,10 @@ class GRPOConfig(Strict, decides=Decides.TRAINING):
 
     @model_validator(mode="after")
     def _own_parameters_of_losses(self) -> Self:
-        for name, loss in {"divergence_limit": "dppo", "nft_beta": "nft", "nft_old_decay": "nft"}.items():
-            if getattr(self, name) is not None and self.loss != loss:
-                raise ValueError(
-                    f"{name} is for the loss {loss}, not for {self.loss}: set it to null, or loss to {loss}"
-                )
+        for name, losses in (("divergence_limit", ["dppo"]), ("nft_beta", ["nft"]), ("average_decay", ["nft", "awm"])):
+            if getattr(self, name) is not None and self.loss not in losses:
+                fit = " or ".join(losses)
+                raise ValueError(f"{name} is for the loss {fit}, not for {self.loss}: set it to null, or loss to {fit}")
         return self
 
     def replays(self, dtype: str) -> bool:

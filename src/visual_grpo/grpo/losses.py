@@ -69,6 +69,8 @@ class Algorithm(ABC, Generic[D]):
     """It needs all decisions of a row in one chunk."""
     aggregation: ClassVar[Aggregation] = "row_mean"
     advantage_scale: ClassVar[Scale] = "group"
+    average_samples: ClassVar[bool] = False
+    """Samples come from the average of the trained weights, if there is one (``average_decay``)."""
 
     @classmethod
     def of(cls, config: GRPOConfig) -> Self:
@@ -160,9 +162,10 @@ class NFT(Algorithm[Matches]):
     """
 
     needs: ClassVar[type[Likelihoods]] = Matches
+    average_samples: ClassVar[bool] = True
     nft_beta: float = 1.0
-    nft_old_decay: float = 0.5
-    """Largest decay of the averaged weights that sample (`old_policy.OldPolicy`)."""
+    average_decay: float = 0.5
+    """Largest decay of the averaged weights, which are the old policy (`weight_average.WeightAverage`)."""
     advantage_clip: float = USUAL_CLIP
 
     def __call__(self, decisions: Matches, advantages: Tensor, counted: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
@@ -187,7 +190,8 @@ class AWM(GRPO):
 
     GRPO whose log-probability is ``-s (e^p - 1e-10^p) / p`` with the mean squared error e of the velocity at the noise
     level s and p = `POWER`, so that a large error counts less than in proportion. Advantages are at most 1, and the
-    squared distance to the velocity of the policy that sampled is added: it pulls back a policy that moves too far.
+    squared distance to the velocity under an average of the trained weights is added: it pulls back a policy that moves
+    too far. Without an average, this is the velocity of the policy that sampled.
     """
 
     POWER: ClassVar[float] = 0.25
@@ -195,12 +199,15 @@ class AWM(GRPO):
     advantage_scale: ClassVar[Scale] = "batch"
     clip_low: float = 1.0
     clip_high: float = 1.0
+    average_decay: float = 0.3
+    """Largest decay of the averaged weights (`weight_average.WeightAverage`)."""
     advantage_clip: float = USUAL_CLIP
 
     def __call__(self, decisions: Likelihoods, advantages: Tensor, counted: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         assert isinstance(decisions, Matches)
         loss, metrics = super().__call__(decisions, (advantages / self.advantage_clip).clamp(-1, 1), counted)
-        return loss + mean_square(decisions.velocity - decisions.old_velocity), metrics
+        centre = decisions.old_velocity if decisions.average_velocity is None else decisions.average_velocity
+        return loss + mean_square(decisions.velocity - centre), metrics
 
     def ratio(self, decisions: Likelihoods, counted: Tensor) -> Tensor:
         assert isinstance(decisions, Matches)
@@ -235,10 +242,9 @@ def is_forward_process(loss: str) -> bool:
     return issubclass(LOSSES[loss].needs, Matches)
 
 
-def old_decay(config: GRPOConfig) -> float:
-    """Returns the largest decay of the average that samples; 0 = the trained weights do."""
-    algorithm = LOSSES[config.loss].of(config)
-    return algorithm.nft_old_decay if isinstance(algorithm, NFT) else 0.0
+def average_decay(config: GRPOConfig) -> float:
+    """Returns the largest decay of the average of the trained weights; 0 = the loss has none."""
+    return getattr(LOSSES[config.loss].of(config), "average_decay", 0.0)
 
 
 def unread_clips(config: GRPOConfig) -> list[str]:

@@ -11,24 +11,24 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 import torch
 from torch import Tensor
 
-from visual_grpo.common.decisions import Likelihoods
+from visual_grpo.common.decisions import Likelihoods, Matches
 from visual_grpo.common.phases import alike, phase
 from visual_grpo.common.types import Policy, PromptRecord, Scorer, StepMetrics, TrainBatch
 from visual_grpo.config import GRPOConfig
 from visual_grpo.grpo.advantages import USUAL_CLIP, combined_rewards, group_advantages
 from visual_grpo.grpo.checkpoint import tensors_under
 from visual_grpo.grpo.distributed import ranks
-from visual_grpo.grpo.losses import LOSSES, PolicyLoss, old_decay
+from visual_grpo.grpo.losses import LOSSES, PolicyLoss, average_decay
 from visual_grpo.grpo.metrics import SAMPLER_GAP, Clock, UpdateMetrics, step_metrics
-from visual_grpo.grpo.old_policy import OldPolicy
 from visual_grpo.grpo.optimizer import AdapterOptimizer, non_finite
 from visual_grpo.grpo.ratio_check import check_ratio
 from visual_grpo.grpo.sampling import PromptOrder, ScoredRollout, informative_groups, require_scored, sample_and_score
+from visual_grpo.grpo.weight_average import WeightAverage
 
 T = TypeVar("T")
 
@@ -51,8 +51,9 @@ class GRPOTrainer(Generic[T]):
         self.parameters = policy.trainable_parameters()
         self.device, self.replay_is_old = self.parameters[0].device, config.replays(self.dtype)
         self.optimizer = AdapterOptimizer(self.parameters, config, self.dtype)
-        decay = old_decay(config)
-        self.old_policy = OldPolicy(self.parameters, decay) if decay else None
+        decay = average_decay(config)
+        self.average = WeightAverage(self.parameters, decay) if decay else None
+        self.average_samples = self.average is not None and LOSSES[config.loss].average_samples
         self._ratio_checked = False
         self.generator = torch.Generator().manual_seed(seed)
         self.step = 0
@@ -86,7 +87,7 @@ class GRPOTrainer(Generic[T]):
 
     def sampling_weights(self) -> AbstractContextManager[None]:
         """Inside the block, the policy has the weights that generate its samples."""
-        return nullcontext() if self.old_policy is None else self.old_policy.in_place()
+        return self.average.in_place() if self.average and self.average_samples else nullcontext()
 
     def update(
         self, informative: Sequence[ScoredRollout[T]], scored: Sequence[ScoredRollout[T]], clock: Clock
@@ -94,7 +95,7 @@ class GRPOTrainer(Generic[T]):
         """Takes all updates of a step on the informative groups of its rollouts; counts the step."""
         config, optimizer, region = self.config, self.optimizer, self.optimizer.trust_region
         batches, step, updates = self.build_batches(informative), self.step + 1, list[UpdateMetrics]()
-        trained_sampled = self.old_policy is None or not self.step
+        trained_sampled = not self.average_samples or not self.step
         for number in range(config.updates_per_rollout):
             taken, stats = [batch.of_update(number) for batch in batches], UpdateMetrics()
             # The weights are still those that sampled.
@@ -116,8 +117,8 @@ class GRPOTrainer(Generic[T]):
                 stats.moved = region.moved
             updates.append(stats)
         self.step = step
-        if self.old_policy is not None:
-            self.old_policy.follow(step * config.updates_per_rollout)
+        if self.average is not None:
+            self.average.follow(step * config.updates_per_rollout)
         drawn = [(part.rollout, part.scores) for part in scored]
         return step_metrics(step, drawn, batches, updates, clock, config, replays=self.replay_is_old)
 
@@ -127,9 +128,12 @@ class GRPOTrainer(Generic[T]):
         Raises NonFiniteLossError if a loss is not finite on any rank.
         """
         policy_loss, own = PolicyLoss(self.config, batches), UpdateMetrics()
+        centres = self._average_velocities(batches)
         with self.optimizer.gradient_sums():
             with ranks.gathering(own) as every_rank:
                 for batch, rows, decisions in self.replay(batches, on_policy=on_policy):
+                    if centres is not None:
+                        decisions = replace(cast(Matches, decisions), average_velocity=next(centres))
                     loss, metrics, counted = policy_loss(decisions, batch, rows)
                     if on_policy:
                         own.record_gap(decisions.gap(), counted)
@@ -142,6 +146,14 @@ class GRPOTrainer(Generic[T]):
                 stats.join(rank)
             if stats.failure is not None:
                 raise stats.failure
+
+    @torch.no_grad()
+    def _average_velocities(self, batches: Sequence[TrainBatch[T]]) -> Iterator[Tensor] | None:
+        """Returns the velocities under the average of the weights, in the order of `replay`; None = no pull to it."""
+        if self.average is None or self.average_samples:
+            return None
+        with self.average.in_place(), ranks.gathering(None):
+            return iter([cast(Matches, decisions).velocity for *_, decisions in self.replay(batches)])
 
     def replay(
         self, batches: Sequence[TrainBatch[T]], *, on_policy: bool = False
@@ -205,15 +217,15 @@ class GRPOTrainer(Generic[T]):
         tensors = {f"adapter/{k}": v for k, v in self.policy.adapter_state_dict().items()}
         moments, metadata = self.optimizer.state()
         tensors |= {f"optimizer/{k}": v for k, v in moments.items()}
-        if self.old_policy is not None:
-            tensors |= {f"old_policy/{k}": v for k, v in self.old_policy.state().items()}
+        if self.average is not None:
+            tensors |= {f"average/{k}": v for k, v in self.average.state().items()}
         tensors["rng/trainer"] = self.generator.get_state()
         return tensors, {"step": self.step, "positions": self.positions} | metadata
 
     def load_state(self, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> None:
         self.policy.load_adapter_state_dict(tensors_under("adapter", tensors))
         self.optimizer.load_state(tensors_under("optimizer", tensors), metadata)
-        if self.old_policy is not None:
-            self.old_policy.load_state(tensors_under("old_policy", tensors))
+        if self.average is not None:
+            self.average.load_state(tensors_under("average", tensors))
         self.generator.set_state(tensors["rng/trainer"])
         self.step, self.positions = metadata["step"], dict(metadata["positions"])

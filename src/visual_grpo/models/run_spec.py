@@ -20,7 +20,7 @@ from visual_grpo.config import (
     SamplingConfig,
 )
 from visual_grpo.config.policy import FlowSettings, TokenSettings
-from visual_grpo.grpo.losses import LOSSES, is_forward_process, old_decay, unread_clips
+from visual_grpo.grpo.losses import LOSSES, average_decay, is_forward_process, unread_clips
 from visual_grpo.models.family import Family, find_family
 from visual_grpo.models.module import Kind, ModelSettings
 
@@ -250,11 +250,11 @@ def _module_problems(name: str, kind: Kind, config: Parameters) -> Iterator[str]
             f"grpo.loss is {loss}, which has no {' and no '.join(unread)}: {name} would not be clipped. Set"
             f" {'it' if len(unread) == 1 else 'them'} to null, or set a loss that clips, such as grpo."
         )
-    for setting in ("target_kl", "sampler_correction") if old_decay(grpo) else ():
+    for setting in ("target_kl", "sampler_correction") if LOSSES[loss].average_samples and average_decay(grpo) else ():
         if getattr(grpo, setting) is not None:
             yield (
                 f"grpo.{setting} compares {name} with its weights at the rollout, but {loss} samples with an average of"
-                f" them. Set grpo.nft_old_decay=0, or leave {setting} out."
+                f" them. Set grpo.average_decay=0, or leave {setting} out."
             )
     if kind == "flow" and draws > grpo.updates_per_rollout:
         yield (

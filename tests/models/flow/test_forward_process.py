@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import pytest
 import torch
@@ -179,10 +179,13 @@ def test_awm_is_the_loss_of_its_authors_code(advantage: float) -> None:
         ratios.append(ratio)
         scaled = min(max(advantage, -5.0), 5.0) / 5
         surrogate = torch.maximum(-scaled * ratio, -scaled * ratio.clamp(0, 2))
-        want = surrogate + (new - old).square().mean((1, 2, 3))
-        loss, metrics = AWM()(chunk, torch.full((6,), advantage), torch.ones(6, 1, dtype=torch.bool))
-        torch.testing.assert_close(loss.detach()[:, 0].double(), want, rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(metrics["ratio"].detach()[:, 0].double(), ratio, rtol=1e-4, atol=1e-5)
+        average = -1.4 * state + OFFSETS
+        pulled = replace(chunk, average_velocity=average[:, None].float())
+        for decisions, centre in ((chunk, old), (pulled, average)):
+            want = surrogate + (new - centre).square().mean((1, 2, 3))
+            loss, metrics = AWM()(decisions, torch.full((6,), advantage), torch.ones(6, 1, dtype=torch.bool))
+            torch.testing.assert_close(loss.detach()[:, 0].double(), want, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(metrics["ratio"].detach()[:, 0].double(), ratio, rtol=1e-4, atol=1e-5)
     assert torch.cat(ratios).min() < 0.9
 
 
@@ -235,16 +238,16 @@ def test_it_raises_the_reward(changes: dict[str, Any]) -> None:
     assert sum(found[-5:]) / 5 > sum(found[:5]) / 5 + 0.005
 
 
-def nft_trainer(**changes: Any) -> GRPOTrainer[Any]:
+def averaging(loss: Literal["nft", "awm"], **changes: Any) -> GRPOTrainer[Any]:
     settings: dict[str, Any] = {"steps": 5, "prompts_per_step": 3, "group_size": 2, "learning_rate": 0.05}
-    return GRPOTrainer(policy_with(), Contrast(), GRPOConfig(**settings, loss="nft", updates_per_rollout=2, **changes))
+    return GRPOTrainer(policy_with(), Contrast(), GRPOConfig(**settings, loss=loss, updates_per_rollout=2, **changes))
 
 
 def test_nft_samples_with_the_average_of_its_authors_code() -> None:
     """Their code (NVlabs/DiffusionNFT, train_nft_sd3.py) at the end of an epoch: old = d old + (1 - d) trained, with
     d = min(0.001 n, 0.5) after n updates; here at most 0.003.
     """
-    trainer, sampled, steps = nft_trainer(nft_old_decay=0.003), [], []
+    trainer, sampled, steps = averaging("nft", average_decay=0.003), [], []
     slope, sample = trainer.parameters[0], trainer.policy.rollout
 
     def recorded(*arguments: Any, **options: Any) -> Any:
@@ -264,9 +267,42 @@ def test_nft_samples_with_the_average_of_its_authors_code() -> None:
     assert ["ratio/first_max_abs_log" in values for values in steps] == [True, False, False, False, False]
 
 
+def test_awm_is_pulled_to_the_average_of_its_authors_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their code (scxue/advantage_weighted_matching, train_sd3_awm.py) at the end of an epoch: ema = d ema + (1 - d)
+    trained, with d = min(0.001 n, 0.3) after n updates; here at most 0.003. The trained weights sample.
+    """
+    trainer, centres, sampled = averaging("awm", average_decay=0.003), list[float](), list[float]()
+    slope, policy_loss = trainer.parameters[0], AWM.__call__
+
+    def recorded(self: AWM, decisions: Any, *others: Any) -> Any:
+        # A velocity is the slope times the state, plus a constant of the prompt: its deviation tells the slope.
+        new, pull, old = (
+            velocity.detach()[0].std()
+            for velocity in (decisions.velocity, decisions.average_velocity, decisions.old_velocity)
+        )
+        centres.append(float(pull / new) * slope.item())
+        sampled.append(float(old / new) * slope.item())
+        return policy_loss(self, decisions, *others)
+
+    monkeypatch.setattr(AWM, "__call__", recorded)
+    average, want, last = slope.item(), list[float](), list[float]()
+    steps = trainer.fit(RECORDS)
+    for number in range(1, 6):
+        want += [average] * 2
+        last += [slope.item()] * 2
+        next(steps)
+        decay = min(0.001 * 2 * number, 0.003)
+        average = decay * average + (1 - decay) * slope.item()
+    per_update = len(centres) // 10  # Decisions of an update.
+    assert centres[::per_update] == pytest.approx(want, abs=1e-6)
+    assert sampled[::per_update] == pytest.approx(last, abs=1e-6)
+    assert max(abs(a - b) for a, b in zip(want, last, strict=True)) > 1e-5, "the average is the policy that sampled"
+
+
+@pytest.mark.parametrize("loss", ["nft", "awm"])
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_an_average_goes_on_bit_for_bit(precision: str) -> None:
-    whole, first, rest = (nft_trainer() for _ in range(3))
+def test_an_average_goes_on_bit_for_bit(precision: str, loss: Literal["nft", "awm"]) -> None:
+    whole, first, rest = (averaging(loss) for _ in range(3))
     for trainer in (whole, first, rest):
         trainer.replay_is_old = precision == "bfloat16"
     list(whole.fit(RECORDS))

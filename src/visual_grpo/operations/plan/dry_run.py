@@ -169,8 +169,8 @@ class DryRunner:
         for own in self.trainer.modules.values():
             kept = (value for state in own.optimizer.adamw.state.values() for value in state.values())
             meter.hold(value for value in kept if isinstance(value, Tensor) and value.is_meta)
-            if own.old_policy is not None:
-                meter.hold(own.old_policy.weights)
+            if own.average is not None:
+                meter.hold(own.average.weights)
         meter.hold(self.average.state().values())
         before = copied_bytes(*networks)
         with meter.counting():

@@ -1,6 +1,7 @@
-"""The old policy of DiffusionNFT: an average of the trained weights, which generates the samples.
+"""An average of the trained weights: DiffusionNFT samples with it, advantage weighted matching is pulled to it.
 
-DiffusionNFT, arXiv 2509.16117, as its code has it (NVlabs/DiffusionNFT, scripts/train_nft_sd3.py, decay_type 1).
+The schedule is that of both authors' code (NVlabs/DiffusionNFT, scripts/train_nft_sd3.py, decay_type 1;
+scxue/advantage_weighted_matching, scripts/train_sd3_awm.py, kl_ema_decay_type linear).
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ RISE = 0.001
 """Increase of the decay with each update, until it is the largest."""
 
 
-class OldPolicy:
-    """Weights that follow the trained ones: ``old += (1 - d) (trained - old)`` after the updates of each rollout.
+class WeightAverage:
+    """Weights that follow the trained ones: ``average += (1 - d) (trained - average)`` after each rollout's updates.
 
-    d is ``min(RISE * n, decay)`` after n updates, so that the old policy is nearly the trained one at first.
+    d is ``min(RISE * n, decay)`` after n updates, so that the average is nearly the trained weights at first.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], decay: float) -> None:
@@ -27,7 +28,7 @@ class OldPolicy:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Gives the policy the old weights inside the block, and its trained weights back after it."""
+        """Gives the policy the averaged weights inside the block, and its trained weights back after it."""
         trained = [parameter.detach().clone() for parameter in self.parameters]
         self._set(self.weights)
         try:
@@ -38,15 +39,15 @@ class OldPolicy:
     @torch.no_grad()
     def follow(self, updates: int) -> None:
         """``updates``: of the training so far."""
-        for old, parameter in zip(self.weights, self.parameters, strict=True):
-            old.lerp_(parameter, 1 - min(RISE * updates, self.decay))
+        for average, parameter in zip(self.weights, self.parameters, strict=True):
+            average.lerp_(parameter, 1 - min(RISE * updates, self.decay))
 
     def state(self) -> dict[str, Tensor]:
         """``NUMBER`` -> weights of a parameter."""
         return {str(number): weights.clone() for number, weights in enumerate(self.weights)}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        self.weights = [state[str(number)].to(old) for number, old in enumerate(self.weights)]
+        self.weights = [state[str(number)].to(average) for number, average in enumerate(self.weights)]
 
     @torch.no_grad()
     def _set(self, weights: Sequence[Tensor]) -> None:
