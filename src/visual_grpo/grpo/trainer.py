@@ -96,13 +96,15 @@ class GRPOTrainer(Generic[T]):
         config, optimizer, region = self.config, self.optimizer, self.optimizer.trust_region
         batches, step, updates = self.build_batches(informative), self.step + 1, list[UpdateMetrics]()
         trained_sampled = not self.average_samples or not self.step
+        with clock.timed("update"):
+            centres = self._average_velocities(batches)
         for number in range(config.updates_per_rollout):
             taken, stats = [batch.of_update(number) for batch in batches], UpdateMetrics()
             # The weights are still those that sampled.
             on_policy = trained_sampled and all(earlier.skipped for earlier in updates)
             marks = phase(f"{self.module}: replay and gradient")
             with clock.timed("update"), marks, optimizer.skipping_non_finite(stats):
-                self._add_gradients(taken, stats, on_policy=on_policy)
+                self._add_gradients(taken, centres[number % len(centres)], stats, on_policy=on_policy)
                 if on_policy and not updates and not self._ratio_checked:
                     rounding = max(batch.rollout.rounding for batch in batches)
                     mean_gap = stats.means()[SAMPLER_GAP]
@@ -122,18 +124,19 @@ class GRPOTrainer(Generic[T]):
         drawn = [(part.rollout, part.scores) for part in scored]
         return step_metrics(step, drawn, batches, updates, clock, config, replays=self.replay_is_old)
 
-    def _add_gradients(self, batches: Sequence[TrainBatch[T]], stats: UpdateMetrics, *, on_policy: bool) -> None:
+    def _add_gradients(
+        self, batches: Sequence[TrainBatch[T]], centres: Sequence[Tensor], stats: UpdateMetrics, *, on_policy: bool
+    ) -> None:
         """Adds the gradient of the loss over the rows of all ranks to the parameters', and its metrics to ``stats``.
 
         Raises NonFiniteLossError if a loss is not finite on any rank.
         """
-        policy_loss, own = PolicyLoss(self.config, batches), UpdateMetrics()
-        centres = self._average_velocities(batches)
+        policy_loss, own, pulls = PolicyLoss(self.config, batches), UpdateMetrics(), iter(centres)
         with self.optimizer.gradient_sums():
             with ranks.gathering(own) as every_rank:
                 for batch, rows, decisions in self.replay(batches, on_policy=on_policy):
-                    if centres is not None:
-                        decisions = replace(cast(Matches, decisions), average_velocity=next(centres))
+                    if centres:
+                        decisions = replace(cast(Matches, decisions), average_velocity=next(pulls))
                     loss, metrics, counted = policy_loss(decisions, batch, rows)
                     if on_policy:
                         own.record_gap(decisions.gap(), counted)
@@ -148,12 +151,16 @@ class GRPOTrainer(Generic[T]):
                 raise stats.failure
 
     @torch.no_grad()
-    def _average_velocities(self, batches: Sequence[TrainBatch[T]]) -> Iterator[Tensor] | None:
-        """Returns the velocities under the average of the weights, in the order of `replay`; None = no pull to it."""
+    def _average_velocities(self, batches: Sequence[TrainBatch[T]]) -> list[list[Tensor]]:
+        """Returns, for each turn of the rollouts, the velocities to which the loss pulls, in the order of `replay`.
+
+        Computed under the average of the weights; empty if the loss pulls to none.
+        """
         if self.average is None or self.average_samples:
-            return None
-        with self.average.in_place(), ranks.gathering(None):
-            return iter([cast(Matches, decisions).velocity for *_, decisions in self.replay(batches)])
+            return [[]]
+        turns = [[batch.of_update(turn) for batch in batches] for turn in range(len(batches[0].rollout.turns) or 1)]
+        with phase(f"{self.module}: average of the weights"), self.average.in_place(), ranks.gathering(None):
+            return [[cast(Matches, decisions).velocity for *_, decisions in self.replay(turn)] for turn in turns]
 
     def replay(
         self, batches: Sequence[TrainBatch[T]], *, on_policy: bool = False

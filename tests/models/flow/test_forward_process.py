@@ -240,7 +240,8 @@ def test_it_raises_the_reward(changes: dict[str, Any]) -> None:
 
 def averaging(loss: Literal["nft", "awm"], **changes: Any) -> GRPOTrainer[Any]:
     settings: dict[str, Any] = {"steps": 5, "prompts_per_step": 3, "group_size": 2, "learning_rate": 0.05}
-    return GRPOTrainer(policy_with(), Contrast(), GRPOConfig(**settings, loss=loss, updates_per_rollout=2, **changes))
+    config = GRPOConfig(**settings, loss=loss, updates_per_rollout=2, **changes)
+    return GRPOTrainer(policy_with(draws=2), Contrast(), config)
 
 
 def test_nft_samples_with_the_average_of_its_authors_code() -> None:
