@@ -35,10 +35,13 @@ class Gains:
     def look(self, step: int, totals: Sequence[float], units: Sequence[str], patience: int) -> None:
         """Compares an evaluation, ``totals[i]`` for a prompt of unit ``units[i]``, with the last proven gain.
 
-        One with fewer than two scored units, with which nothing can be compared, is replaced by one with more.
+        With fewer than two scored units, nothing can be compared: such an evaluation does not count, and a first one is
+        replaced by the next.
         """
         before, now = (_scored(units, each) for each in (self.totals, totals))
-        if self.step and (before > 1 or now < 2):
+        if self.step and now < 2:
+            return
+        if before > 1:
             level = 1 - 2 * ERROR / patience  # Both ends of the interval, of which one is used.
             if not paired_difference(self.totals, totals, units, confidence=level).ci_low > 0:
                 shown = paired_difference(self.totals, totals, units)
