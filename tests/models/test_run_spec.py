@@ -64,6 +64,11 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     ),
     ("sd3", {"grpo": {"loss": "nft", "target_kl": 0.1}}, r"grpo\.target_kl compares dit .*Set grpo\.average_decay=0"),
     ("sd3", {"grpo": {"loss": "nft"}, "modules": {"dit": {"target_kl": 0.1}}}, r"nft samples with an average of them"),
+    (
+        "sd3",
+        {"grpo": {"loss": "awm", "sampler_correction": 2, "old_log_probs": "replay"}},
+        "by their log-probs, but awm takes a sample without any",
+    ),
     ("sd3", {"policy": {"flow": {"draws": 2}}}, r"grpo, which has no draws of policy\.flow\. Set .*draws=1"),
     ("sd3", {"grpo": {"loss": "awm"}, "policy": {"share_start_noise": True}}, "with .* they are one picture"),
     *(

@@ -216,6 +216,8 @@ class TrainBatch(Generic[T]):
     update takes, its replay's. All updates share this tensor."""
     columns: Sequence[int] | None = None
     """The columns of ``old_log_probs`` that the rollout's decisions have; None = all."""
+    average_velocities: Tensor | None = None
+    """[rows drawn here, S, *D] under the average of the trained weights, if the loss pulls to it."""
 
     def of_update(self, number: int) -> TrainBatch[T]:
         """The decisions that update ``number`` of a step takes."""
@@ -238,9 +240,22 @@ class TrainBatch(Generic[T]):
         return rows[:, None], list(columns[decisions.steps])
 
     def compared(self, decisions: D, rows: Tensor) -> D:
-        """Fills in the log-probs of the policy that took the ``decisions`` of ``rows`` ([b])."""
+        """Fills in the log-probs of the policy that took the ``decisions`` of ``rows`` ([b]), and the average's."""
         old, sampled = self.old_log_probs[self.place(decisions, rows)], self.rollout.log_probs[rows][:, decisions.steps]
-        return replace(decisions, old_log_probs=old, sampled_log_probs=sampled)
+        average: dict[str, Any] = {}
+        if self.average_velocities is not None:
+            average["average_velocity"] = self.average_velocities[self.drawn_place(decisions, rows)]
+        return replace(decisions, old_log_probs=old, sampled_log_probs=sampled, **average)
+
+    @property
+    def drawn(self) -> int:
+        """Number of rows that this process generated."""
+        return len(self.rollout.mask if self.rollout.block is None else self.rollout.block)
+
+    def drawn_place(self, decisions: Likelihoods, rows: Tensor) -> tuple[Tensor, list[int]]:
+        """Returns their index as `place` does, with the rows counted from the first one that this process generated."""
+        own, columns = self.place(decisions, rows)
+        return own - (self.rollout.block.start if self.rollout.block else 0), columns
 
     def micro_batches(self, size: int | None) -> Iterator[tuple[Tensor, Tensor]]:
         """Yields the rows that this process generated, ``size`` at a time, and their places in the trajectory."""

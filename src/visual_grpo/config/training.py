@@ -123,12 +123,14 @@ class GRPOConfig(Strict, decides=Decides.TRAINING):
     old_log_probs: Literal["auto", "sampler", "replay"] = Field(
         default="auto",
         description="denominator of the ratio: the log-probs of the sampler, or of the first update's forward pass"
-        " (replay), which makes the first ratio exactly 1; auto: replay in half precision, where the two round apart",
+        " (replay), which makes the first ratio exactly 1; auto: replay in half precision, where the two round apart;"
+        " nft and awm compare velocities, always with the sampler's",
     )
     sampler_correction: float | None = Field(
         default=None,
         gt=0,
-        description="with replay: cap of importance weights from the sampler to it (2 is usual); null = none",
+        description="with replay: cap of importance weights from the sampler to it (2 is usual), not with nft and awm;"
+        " null = none",
     )
     ratio_tolerance: float | None = Field(
         default=None, gt=0, description="largest |log ratio| accepted before the first update; null = the dtype's floor"

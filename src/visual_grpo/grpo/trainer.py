@@ -96,15 +96,16 @@ class GRPOTrainer(Generic[T]):
         config, optimizer, region = self.config, self.optimizer, self.optimizer.trust_region
         batches, step, updates = self.build_batches(informative), self.step + 1, list[UpdateMetrics]()
         trained_sampled = not self.average_samples or not self.step
-        with clock.timed("update"):
-            centres = self._average_velocities(batches)
+        if self.average is not None and not self.average_samples:
+            with clock.timed("update"):
+                batches = self._with_average_velocities(batches, self.average)
         for number in range(config.updates_per_rollout):
             taken, stats = [batch.of_update(number) for batch in batches], UpdateMetrics()
             # The weights are still those that sampled.
             on_policy = trained_sampled and all(earlier.skipped for earlier in updates)
             marks = phase(f"{self.module}: replay and gradient")
             with clock.timed("update"), marks, optimizer.skipping_non_finite(stats):
-                self._add_gradients(taken, centres[number % len(centres)], stats, on_policy=on_policy)
+                self._add_gradients(taken, stats, on_policy=on_policy)
                 if on_policy and not updates and not self._ratio_checked:
                     rounding = max(batch.rollout.rounding for batch in batches)
                     mean_gap = stats.means()[SAMPLER_GAP]
@@ -124,19 +125,15 @@ class GRPOTrainer(Generic[T]):
         drawn = [(part.rollout, part.scores) for part in scored]
         return step_metrics(step, drawn, batches, updates, clock, config, replays=self.replay_is_old)
 
-    def _add_gradients(
-        self, batches: Sequence[TrainBatch[T]], centres: Sequence[Tensor], stats: UpdateMetrics, *, on_policy: bool
-    ) -> None:
+    def _add_gradients(self, batches: Sequence[TrainBatch[T]], stats: UpdateMetrics, *, on_policy: bool) -> None:
         """Adds the gradient of the loss over the rows of all ranks to the parameters', and its metrics to ``stats``.
 
         Raises NonFiniteLossError if a loss is not finite on any rank.
         """
-        policy_loss, own, pulls = PolicyLoss(self.config, batches), UpdateMetrics(), iter(centres)
+        policy_loss, own = PolicyLoss(self.config, batches), UpdateMetrics()
         with self.optimizer.gradient_sums():
             with ranks.gathering(own) as every_rank:
                 for batch, rows, decisions in self.replay(batches, on_policy=on_policy):
-                    if centres:
-                        decisions = replace(cast(Matches, decisions), average_velocity=next(pulls))
                     loss, metrics, counted = policy_loss(decisions, batch, rows)
                     if on_policy:
                         own.record_gap(decisions.gap(), counted)
@@ -151,16 +148,19 @@ class GRPOTrainer(Generic[T]):
                 raise stats.failure
 
     @torch.no_grad()
-    def _average_velocities(self, batches: Sequence[TrainBatch[T]]) -> list[list[Tensor]]:
-        """Returns, for each turn of the rollouts, the velocities to which the loss pulls, in the order of `replay`.
-
-        Computed under the average of the weights; empty if the loss pulls to none.
-        """
-        if self.average is None or self.average_samples:
-            return [[]]
-        turns = [[batch.of_update(turn) for batch in batches] for turn in range(len(batches[0].rollout.turns) or 1)]
-        with phase(f"{self.module}: average of the weights"), self.average.in_place(), ranks.gathering(None):
-            return [[cast(Matches, decisions).velocity for *_, decisions in self.replay(turn)] for turn in turns]
+    def _with_average_velocities(self, batches: Sequence[TrainBatch[T]], average: WeightAverage) -> list[TrainBatch[T]]:
+        """Fills in the velocities under the average of the weights, for the rows that this rank sampled."""
+        filled = []
+        with phase(f"{self.module}: average of the weights"), average.in_place(), ranks.gathering(None):
+            for batch in batches:
+                kept: Tensor | None = None
+                for _, rows, decisions in self.replay([batch]):
+                    velocity = cast(Matches, decisions).velocity
+                    if kept is None:
+                        kept = velocity.new_empty(batch.drawn, batch.rollout.mask.shape[1], *velocity.shape[2:])
+                    kept[batch.drawn_place(decisions, rows)] = velocity
+                filled.append(replace(batch, average_velocities=kept))
+        return filled
 
     def replay(
         self, batches: Sequence[TrainBatch[T]], *, on_policy: bool = False

@@ -250,12 +250,16 @@ def _module_problems(name: str, kind: Kind, config: Parameters) -> Iterator[str]
             f"grpo.loss is {loss}, which has no {' and no '.join(unread)}: {name} would not be clipped. Set"
             f" {'it' if len(unread) == 1 else 'them'} to null, or set a loss that clips, such as grpo."
         )
-    for setting in ("target_kl", "sampler_correction") if LOSSES[loss].average_samples and average_decay(grpo) else ():
-        if getattr(grpo, setting) is not None:
-            yield (
-                f"grpo.{setting} compares {name} with its weights at the rollout, but {loss} samples with an average of"
-                f" them. Set grpo.average_decay=0, or leave {setting} out."
-            )
+    if grpo.target_kl is not None and LOSSES[loss].average_samples and average_decay(grpo):
+        yield (
+            f"grpo.target_kl compares {name} with its weights at the rollout, but {loss} samples with an average of"
+            " them. Set grpo.average_decay=0, or leave target_kl out."
+        )
+    if grpo.sampler_correction is not None and is_forward_process(loss):
+        yield (
+            f"grpo.sampler_correction weighs decisions by their log-probs, but {loss} takes a sample without any. Leave"
+            " it out."
+        )
     if kind == "flow" and draws > grpo.updates_per_rollout:
         yield (
             f"policy.flow.draws is {draws}, but the updates of a rollout take one draw each, and {name} has only"

@@ -300,6 +300,23 @@ def test_awm_is_pulled_to_the_average_of_its_authors_code(monkeypatch: pytest.Mo
     assert max(abs(a - b) for a, b in zip(want, last, strict=True)) > 1e-5, "the average is the policy that sampled"
 
 
+def test_each_decision_has_its_own_velocity_of_the_average(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the first step, the average is the policy that sampled. Rollouts take their noises in different turns."""
+    policy, policy_loss, seen = policy_with(window_steps=2, draws=2, train_share=0.5), AWM.__call__, []
+
+    def recorded(self: AWM, decisions: Any, *others: Any) -> Any:
+        seen.append(float((decisions.average_velocity - decisions.old_velocity).abs().max()))
+        return policy_loss(self, decisions, *others)
+
+    monkeypatch.setattr(AWM, "__call__", recorded)
+    settings: dict[str, Any] = {"steps": 1, "prompts_per_step": 3, "group_size": 2, "learning_rate": 0.02}
+    changes: dict[str, Any] = {"loss": "awm", "rollout_prompts": 1, "updates_per_rollout": 2, "micro_batch_size": 1}
+    for seed in range(4):
+        list(GRPOTrainer(policy, Contrast(), GRPOConfig(**settings, **changes), seed=seed).fit(RECORDS))
+    assert len(seen) > 4 * 12
+    assert max(seen) < 1e-5
+
+
 @pytest.mark.parametrize("loss", ["nft", "awm"])
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_an_average_goes_on_bit_for_bit(precision: str, loss: Literal["nft", "awm"]) -> None:
