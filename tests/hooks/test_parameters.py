@@ -74,11 +74,27 @@ def test_files_of_conf_that_cannot_be_read_are_named(tmp_path: Path, files: dict
         ParameterHooks().after_context_created(context_of("", tmp_path / "conf"))
 
 
-def test_grpo_parameters_of_the_command_line_replace_those_of_single_modules() -> None:
-    """conf/base sets another learning rate and KL weight for dit."""
-    hooks = hooks_of("grpo.learning_rate=1e-4,grpo.kl_weight=0.02,modules.dit.kl_weight=0.03")
+@pytest.mark.parametrize(
+    ("local", "given"),
+    [
+        ("", "grpo.learning_rate=1e-4,grpo.kl_weight=0.02,modules.dit.kl_weight=0.04"),
+        ("grpo: {learning_rate: 1.0e-4, kl_weight: 0.02}\nmodules: {dit: {kl_weight: 0.04}}", ""),
+        ("grpo: {learning_rate: 1.0e-4, kl_weight: 0.02}", "modules.dit.kl_weight=0.04"),
+        ("modules: {dit: {learning_rate: 1.0e-3, kl_weight: 0.04}}", "grpo.learning_rate=1e-4"),
+        ("grpo: {learning_rate: 1.0e-4, kl_weight: 0.04}\nmodules: {dit: null}", "modules.dit.advantage_epsilon=0.03"),
+    ],
+)
+def test_grpo_parameters_replace_those_of_single_modules_in_earlier_sources(
+    tmp_path: Path, local: str, given: str
+) -> None:
+    """conf/base sets different ones for dit; conf/local is later, --params last."""
+    shutil.copytree(ROOT / "conf/base", tmp_path / "conf/base")
+    (tmp_path / "conf/local").mkdir()
+    (tmp_path / "conf/local/parameters.yml").write_text(local)
+    hooks = ParameterHooks()
+    hooks.after_context_created(context_of(given, tmp_path / "conf"))
     dit = hooks._parameters.grpo_of("dit")
-    assert (dit.learning_rate, dit.kl_weight, dit.advantage_epsilon) == (1e-4, 0.03, 0.03)
+    assert (dit.learning_rate, dit.kl_weight, dit.advantage_epsilon) == (1e-4, 0.04, 0.03)
 
 
 @pytest.mark.parametrize(("given", "output"), [("", "before"), (",output=moved", "moved")])

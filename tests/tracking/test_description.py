@@ -13,7 +13,7 @@ from tests.evaluation.defaults import parameters
 from tests.grpo.test_trainer import trained
 from tests.toys import ToyTokenPolicy
 from tests.tracking.toy_adapters import with_facts
-from visual_grpo.hooks.tracking import changed_parameters, run_name
+from visual_grpo.hooks.tracking import changed_parameters, renamed, run_name
 from visual_grpo.tracking.model_card import model_card
 from visual_grpo.tracking.sync import result_metrics, tracked, training_params
 
@@ -43,14 +43,31 @@ def test_a_run_is_named_by_what_differs(
 
 def test_given_parameters_and_what_differs_from_the_adapters_in_the_folder_are_changed(tmp_path: Path) -> None:
     config = parameters(grpo={"steps": 40, "kl_weight": 0.5}, train={"seed": 1})
-    given = ["grpo.steps", "output", "resume", "rewards.missing", "retrain.address"]
+    given = dict.fromkeys(["grpo.steps", "output", "resume", "rewards.missing", "retrain.address"])
     assert changed_parameters(config, tmp_path, given) == {"grpo.steps": 40}
     with_facts(tmp_path, "base", parameters(grpo={"steps": 40}))
-    assert changed_parameters(config, tmp_path, ["grpo.steps"]) == {
+    assert changed_parameters(config, tmp_path, {"grpo.steps": 40}) == {
         "grpo.steps": 40,
         "grpo.kl_weight": 0.5,
         "train.seed": 1,
     }
+    assert changed_parameters(config, None, {"reward": "ocr"}) == {"reward": "ocr"}, "its rewards are listed by now"
+
+
+@pytest.mark.parametrize(
+    ("name", "changed", "now"),
+    [
+        ("rollouts=0 steps=5 ar+dit", {}, "rollouts=0 steps=5 ar+dit"),
+        ("rollouts=0 steps=5 ar+dit", {"grpo.steps": 20}, "rollouts=0 steps=20 ar+dit"),
+        (
+            "sizes=[1,2] warmup_steps=5 ar",
+            {"a.sizes": [3, 4], "grpo.steps": 20},
+            "steps=20 sizes=[3,4] warmup_steps=5 ar",
+        ),
+    ],
+)
+def test_a_resumed_run_keeps_its_name_with_new_values(name: str, changed: dict[str, Any], now: str) -> None:
+    assert renamed(name, changed) == now
 
 
 COLUMNS = ["reward/total", "reward/total_std", "reward/shapes", "reward/shapes_std", "part/shapes/all", "kl", "entropy"]

@@ -56,10 +56,19 @@ class ProjectConfigLoader(OmegaConfigLoader):
     def __getitem__(self, key: str) -> dict[str, Any]:
         if key == "parameters" and key not in self:
             use_catalog(self._catalog())
-            self[key] = with_world(super().__getitem__(key), self.env)
+            tree = with_world(super().__getitem__(key), self.env)
+            self[key] = _for_all_modules(tree, self._of_environment())
         elif key == "catalog" and key not in self:
             self[key] = _placed(self._catalog(), self["parameters"]["output"])
         return super().__getitem__(key)
+
+    def _of_environment(self) -> dict[str, Any]:
+        """Returns the parameters of the environment, ``local`` if none is named, with those of --params."""
+        folder = Path(self.conf_source) / (self.env or self.default_run_env)
+        found: dict[str, Any] = self.load_and_merge_dir_config(
+            str(folder), self.config_patterns["parameters"], "parameters", set()
+        )
+        return found
 
     def _catalog(self) -> dict[str, Any]:
         """Reads the catalog with `OUTPUT` in it, since it also says where the results of other commands are."""
@@ -215,15 +224,19 @@ def _for_training(present: Parameters) -> Parameters:
     return present.model_copy(update={"train": present.train.model_copy(update={"start": start})})
 
 
-def _for_all_modules(tree: dict[str, Any], runtime: dict[str, Any]) -> dict[str, Any]:
-    """Lets ``grpo.NAME`` of --params replace what a configuration sets for single modules."""
-    shared, per_module, modules = runtime.get("grpo"), runtime.get("modules", {}), tree.get("modules")
+def _for_all_modules(tree: dict[str, Any], later: dict[str, Any]) -> dict[str, Any]:
+    """Lets ``grpo.NAME`` of a ``later`` source replace what an earlier one, such as conf/base, sets for single modules.
+
+    ``tree`` has the parameters of both.
+    """
+    shared, per_module, modules = later.get("grpo"), later.get("modules", {}), tree.get("modules")
     if not isinstance(shared, dict) or not isinstance(per_module, dict) or not isinstance(modules, dict):
         return tree
     kept = dict(modules)
     for module, settings in modules.items():
         if isinstance(settings, dict):
-            replaced = shared.keys() - per_module.get(module, {}).keys()
+            own = per_module.get(module)
+            replaced = shared.keys() - (own.keys() if isinstance(own, dict) else ())
             kept[module] = {name: value for name, value in settings.items() if name not in replaced}
     return {**tree, "modules": kept}
 

@@ -108,12 +108,13 @@ class Tracker:
         self._own[tag] = digest
         self.tags(self._own)
 
-    def rename(self, name: str) -> None:
+    def rename(self, new_name: Callable[[str], str]) -> None:
         """Names the run that was resumed by what it has become, unless the user has renamed it."""
 
         def request(client: MlflowClient, run_id: str) -> None:
             run = client.get_run(run_id)
             if run.data.tags.get(mlflow_api.NAMED) == run.info.run_name:
+                name = new_name(run.info.run_name)
                 client.update_run(run_id, name=name)
                 client.set_tag(run_id, mlflow_api.NAMED, name)
                 self.run_name = name
