@@ -61,9 +61,8 @@ def test_gdpo_weighs_normalised_rewards_and_leaves_unscored_samples_out_of_both_
     a, b = [[0.0, 1, 2, 5], [3.0, 1, 4, 8]], [[NAN, 0.0, 1, 0], [NAN, 2.0, 0, 1]]
 
     def normalised(group: list[float]) -> list[float]:
-        scored = [value for value in group if value == value]
-        mean = sum(scored) / len(scored)
-        deviation = (sum((value - mean) ** 2 for value in scored) / (len(scored) - 1)) ** 0.5
+        mean = sum(group[1:]) / 3
+        deviation = (sum((value - mean) ** 2 for value in group[1:]) / 2) ** 0.5
         return [(value - mean) / deviation for value in group]
 
     totals = [

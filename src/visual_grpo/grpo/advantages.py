@@ -75,12 +75,14 @@ def gdpo_rewards(
     """Each reward normalised in its group, then weighted and summed (GDPO).
 
     With a plain weighted sum a reward of large variance drowns the other rewards; here each contributes by its weight
-    alone (arXiv 2601.05242). ``rewards`` are [B]; a row unscored by any weighted reward gets NaN. Returns [B].
+    alone (arXiv 2601.05242). ``rewards`` are [B]; a row that any weighted reward leaves unscored gets NaN and counts in
+    no normalisation. Returns [B].
     """
     used, unscored = used_rewards(rewards, weights)
     total = torch.zeros_like(unscored, dtype=torch.float32)
     for name in used:
-        total = total + weights[name] * group_advantages(rewards[name], group_size, epsilon=epsilon, clip=None)
+        scored = rewards[name].masked_fill(unscored, torch.nan)
+        total = total + weights[name] * group_advantages(scored, group_size, epsilon=epsilon, clip=None)
     return total.masked_fill(unscored, torch.nan)
 
 
