@@ -28,6 +28,14 @@ def test_warping_is_that_of_generate() -> None:
         assert got.isinf().any() == (bool(top_k) or top_p < 1)
 
 
+def test_greedy_decoding_takes_the_first_of_equal_logits() -> None:
+    """Half precision rounds many logits to equal ones."""
+    logits = torch.tensor([[1.0, 3.0, 2.0, 3.0], [-torch.inf, -2.0, -2.0, -torch.inf]])
+    probabilities = TokenSampler(top_k=1).warp(logits).softmax(-1)
+    for uniform in (0.0, 0.4, 0.9):
+        assert sample_ids(probabilities, torch.full((2,), uniform)).tolist() == [1, 1]
+
+
 @pytest.mark.parametrize(
     ("stock", "settings", "expected"),
     [

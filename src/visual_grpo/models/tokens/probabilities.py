@@ -85,10 +85,16 @@ class TokenSampler:
         return self.top_p < 1 or self.top_k > 0
 
     def warp(self, logits: Tensor) -> Tensor:
-        """[B, V] -> [B, V] float32 in the order of ``generate``: temperature, top-k, top-p."""
+        """[B, V] -> [B, V] float32 in the order of ``generate``: temperature, top-k, top-p.
+
+        Of equal logits, all are kept, but ``top_k`` = 1 keeps the first alone, as greedy decoding does.
+        """
         warped = logits.float() / self.temperature
         unused: Any = None  # The warpers' input_ids argument, which they do not read.
-        if self.top_k:
+        if self.top_k == 1:
+            first = warped.argmax(-1, keepdim=True)
+            warped = torch.full_like(warped, -torch.inf).scatter(-1, first, warped.gather(-1, first))
+        elif self.top_k:
             warped = TopKLogitsWarper(min(self.top_k, warped.shape[-1]))(unused, warped)
         if self.top_p < 1:
             warped = TopPLogitsWarper(self.top_p)(unused, warped)
