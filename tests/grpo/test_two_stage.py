@@ -141,3 +141,20 @@ def test_means_leave_the_unscored_out() -> None:
     assert (above[:2].tolist(), below[:2].tolist()) == ([1.0, 4.0], [2.0, 8.0])
     only_reported = Scores(total=values, rewards={"a": values, "b": torch.ones(6)}, parts={}, weights={})
     assert reweighted(only_reported, {"a": 0.0, "b": 2.0}).total.tolist() == [2.0] * 6
+
+
+class Partial:
+    """Scores the decodes of each prompt alike; of the first, one reward is lacking."""
+
+    def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[torch.Tensor]) -> Scores:
+        a, b = [1.0, 0.0, 0.6, 0.6], [math.nan, 0.0, 0.6, 0.6]
+        rewards = {"a": torch.tensor(a).repeat(len(samples) // 4), "b": torch.tensor(b).repeat(len(samples) // 4)}
+        return reweighted(Scores(total=rewards["a"], rewards=rewards, parts={}, weights={}), {"a": 1.0, "b": 1.0})
+
+
+@pytest.mark.parametrize(("b", "total", "a"), [(1.0, (0.0 + 1.2) / 2, (0.0 + 0.6) / 2), (0.0, 0.55, 0.55)])
+def test_a_decode_that_lacks_a_reward_of_the_module_counts_for_none_of_them(b: float, total: float, a: float) -> None:
+    trainer = joint(ToyJointPolicy(), (2, 2), {"outer": {"a": 1.0, "b": b}, "inner": {"a": 1.0, "b": 1.0}})
+    trainer.scorer = Partial()
+    values = next(trainer.fit(records(10))).values
+    assert (values["outer/reward/total"], values["outer/reward/a"]) == pytest.approx((total, a))

@@ -147,8 +147,9 @@ class JointTrainer(StagesTrainer):
             scores = begin_scoring(self.scorer, decoded.prompts, decoded.samples)()
         taken: dict[str, StepMetrics] = {}
         for (name, trainer), rollout in zip(self.modules.items(), rollouts, strict=True):
-            mean = averaged(scores, len(scores.total) // len(rollout.prompts))
-            scored = [with_all_groups(rollout, reweighted(mean, self.weights[name]), trainer.config.group_size)]
+            own = reweighted(scores, self.weights[name])
+            mean = averaged(own, len(scores.total) // len(rollout.prompts))
+            scored = [with_all_groups(rollout, mean, trainer.config.group_size)]
             taken[name] = trainer.update(scored, scored, clock)
             clock = Clock(device=clock.device)  # The rollout's seconds are reported once.
         return self._taken(taken, len(decoded.samples))
@@ -165,16 +166,24 @@ def reweighted(scores: Scores, weights: Mapping[str, float]) -> Scores:
 
 
 def averaged(scores: Scores, size: int) -> Scores:
-    """Means over each ``size`` neighbouring samples, [B] -> [B / size]; unscored ones are left out."""
+    """Means over each ``size`` neighbouring samples, [B] -> [B / size]; unscored ones are left out.
+
+    A sample without a total counts for no reward with a weight: their means are of the same samples.
+    """
     if size == 1:
         return scores
+    lacking = scores.total.isnan()
 
     def mean(values: Tensor) -> Tensor:
         return values.view(-1, size).nanmean(1)
 
+    def counted(name: str) -> Tensor:
+        values = scores.rewards[name]
+        return values.masked_fill(lacking, torch.nan) if scores.weights.get(name) else values
+
     return Scores(
         total=mean(scores.total),
-        rewards={name: mean(values) for name, values in scores.rewards.items()},
+        rewards={name: mean(counted(name)) for name in scores.rewards},
         parts={name: mean(values) for name, values in scores.parts.items()},
         ratios={name: (mean(above), mean(below)) for name, (above, below) in scores.ratios.items()},
         weights=scores.weights,
