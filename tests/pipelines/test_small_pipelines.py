@@ -143,6 +143,18 @@ def test_pictures_are_scored_by_any_rewards(tmp_path: Path) -> None:
     assert (out / "sheet.png").is_file()
 
 
+@pytest.mark.parametrize(("train", "total"), [("all", 0.5), ("dit", 1.0)])
+def test_the_total_has_the_weights_of_the_modules_that_are_trained(train: str, total: float, tmp_path: Path) -> None:
+    path, modules = (
+        pictures(tmp_path / "in", {"grey": 51, "white": 255}),
+        {"ar": {"rewards": {"brightness": 0.0}}, "dit": None},
+    )
+    training = {"model": BASE, "policy": {"train": train}, "modules": modules}
+    config = parameters(data=SIZE, score={"path": path}, rewards=BRIGHTNESS, **training)
+    scores = pd.read_csv(score_folder(config, new_folder(tmp_path / "out")) / "scores.csv")
+    assert scores["total"].tolist() == pytest.approx([0.2 * total, total])
+
+
 def test_score_says_which_files_it_leaves_out_and_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = pictures(tmp_path / "in", {"a": 0, "b": 51, "c": 255} | {f"x{number}": 0 for number in range(6)})
     for number in range(5):

@@ -20,6 +20,8 @@ from visual_grpo.config import Parameters
 from visual_grpo.data.manifest import RecordTable
 from visual_grpo.data.preparation import ad_hoc_records
 from visual_grpo.evaluation.pictures import caption, grid, of_sample
+from visual_grpo.models.family import find_family
+from visual_grpo.models.run_spec import trained_modules
 from visual_grpo.rewards.build import build_reward_set
 from visual_grpo.rewards.combine import RewardSet
 
@@ -40,7 +42,7 @@ def score_folder(parameters: Parameters, draft: Path) -> Path:
             "score needs a folder of pictures with prompts (a .txt file next to each, or a metadata.jsonl with"
             " file_name and text):\n  --params=score.path=FOLDER"
         )
-    scorer = build_reward_set(parameters.rewards, parameters.weights(list(parameters.modules) or [""]))
+    scorer = build_reward_set(parameters.rewards, _weights(parameters))
     scorer.check_machine()
     scorer.check_samples(videos=parameters.data.frames is not None)
     with ad_hoc_records(parameters.score.path, parameters.data, "score.path") as records:
@@ -59,6 +61,14 @@ def score_folder(parameters: Parameters, draft: Path) -> Path:
         summary(table, scorer.weights),
     )
     return draft
+
+
+def _weights(parameters: Parameters) -> dict[str, float]:
+    """As in the training's evaluation. The model's family is looked up only where modules have weights of their own."""
+    if not any(section.rewards for section in parameters.modules.values()):
+        return parameters.weights([""])
+    family = find_family(parameters.model.family, parameters.model.path, parameters.model.revision)
+    return parameters.weights(trained_modules(family, parameters.policy))
 
 
 def summary(table: pd.DataFrame, weights: Mapping[str, float]) -> list[list[Any]]:
