@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ModelWrapValidatorHandler, PrivateAttr, field_validator, model_validator
 
-from visual_grpo.common.errors import nearest_hint
+from visual_grpo.common.errors import UserError, nearest_hint
 from visual_grpo.config.base import AdapterName, NotEmpty, OnRequest, Strict
 from visual_grpo.config.credentials import find_secrets
 from visual_grpo.config.data import DataConfig, StarterConfig
@@ -264,12 +264,27 @@ class Parameters(Strict):
         return self._removed
 
     def weights(self, modules: Sequence[str]) -> dict[str, float]:
-        """Each reward's weight: of one module in its training, the mean over several where they are judged together."""
-        return {
-            name: sum(self.modules.get(m, ModuleConfig()).rewards.get(name, reward.weight) for m in modules)
-            / len(modules)
+        """Each reward's weight: of one module in its training, the mean over several where they are judged together.
+
+        Raises UserError where the weights of several modules cancel, so that no reward is left to judge by.
+        """
+        own = {
+            name: {m: self.modules.get(m, ModuleConfig()).rewards.get(name, reward.weight) for m in modules}
             for name, reward in self.rewards.items()
         }
+        means = {name: sum(weights.values()) / len(modules) for name, weights in own.items()}
+        cancelling = {name: weights for name, weights in own.items() if any(weights.values())}
+        if cancelling and not any(means.values()):
+            of = (
+                f"{name} has {' and '.join(f'{weight:g} in {m}' for m, weight in weights.items())}"
+                for name, weights in cancelling.items()
+            )
+            raise UserError(
+                "an evaluation judges all trained modules by one total, in which a reward has the mean of its weights,"
+                f" and these cancel: {', '.join(of)}. Set other weights (modules.MODULE.rewards), or train one module"
+                " (policy.train)"
+            )
+        return means
 
     _removed: tuple[str, ...] = PrivateAttr(())
 

@@ -419,6 +419,14 @@ def test_a_gated_reward_has_weights_of_one_sign():
             check(config)
 
 
+def test_modules_of_opposite_weights_leave_no_total_to_judge_by():
+    rewards = {"bright": {"function": "tests.evaluation.painter:brightness"}}
+    opposite = {"ar": {"rewards": {"bright": 1.0}}, "dit": {"rewards": {"bright": -1.0}}}
+    check(parameters(rewards=rewards, modules=opposite, policy={"train": "dit"}))
+    with pytest.raises(UserError, match=r"by one total.* cancel: bright has 1 in ar and -1 in dit\. Set other weights"):
+        check(parameters(rewards=rewards, modules=opposite, policy={"train": "all"}))
+
+
 BRIGHT, OTHER = "tests.evaluation.painter:brightness_by_words", "tests.operations.preflight.test_check:other"
 
 

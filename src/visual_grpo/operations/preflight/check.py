@@ -145,6 +145,8 @@ def _check_rewards(rewards: Mapping[str, RewardConfig], spec: RunSpec | None, pr
     with problems.collect():
         optimised = sorted(optimised_rewards(spec.config.public()))
         require_independent_judges(rewards, optimised, spec.config.output)
+    with problems.collect():
+        spec.config.weights(spec.modules)
     for module in spec.modules:
         with problems.collect():
             components.build_scorer(spec, [module]).check_samples(videos=spec.config.data.frames is not None)
