@@ -9,6 +9,7 @@ import signal
 import time
 import weakref
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -162,6 +163,25 @@ def test_the_evaluation_in_a_run_has_the_baselines_samples_where_a_reward_compar
     assert torch.equal(torch.stack(list(shown.samples)), torch.stack(samples[::3]))
     for now, before in [(shown.total, baseline.total), (shown.rewards["guard"], baseline.rewards["guard"])]:
         assert torch.equal(now, before[::3])
+
+
+@pytest.mark.parametrize(
+    ("prompts", "grpo", "refused"),
+    [(1, {}, True), (2, {}, False), (1, {"rollout_prompts": 1}, False), (1, {"prompts_per_step": 1}, False)],
+)
+def test_a_reward_that_compares_samples_is_given_no_two_groups_of_one_prompt(
+    tmp_path: Path, prompts: int, grpo: dict[str, Any], refused: bool
+) -> None:
+    scorer = RewardSet(
+        {"length": (lambda prompts, samples: [float(s.sum()) for s in samples], 1.0), "apart": (Apart(), 0.0)}
+    )
+    evaluation = {"prompts": 2, "images_per_prompt": 2}
+    run = token_run(tmp_path, TokenModel(), scorer, grpo={"steps": 1, **grpo}, evaluation=evaluation)
+    run.train_prompts = RECORDS[:prompts]
+    said = "the 2 groups that a rollout has of the only training prompt for one. Set grpo.rollout_prompts=1"
+    with pytest.raises(UserError, match=said) if refused else nullcontext():
+        execute(run, tmp_path / "out")
+    assert run.trainer.step == (not refused)
 
 
 class Falling(CountingScorer):

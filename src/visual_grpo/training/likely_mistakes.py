@@ -83,16 +83,23 @@ def _idle_patience(config: Parameters) -> Iterator[str]:
 
 
 def _repeated_prompts(spec: RunSpec, prompts: Sequence[PromptRecord]) -> Iterator[str]:
-    """A step takes prompts with one number of source images (`PromptOrder`)."""
     asked = max(spec.config.grpo_of(module).prompts_per_step for module in spec.modules)
-    kinds = Counter(len(record.source_images) for record in prompts)
-    images, fewest = min(kinds.items(), key=itemgetter(1))
+    fewest, of_kind = fewest_of_a_kind(prompts)
     if asked > fewest:
-        of_kind = f" with {counted(images, 'source image')}" if len(kinds) > 1 else ""
         yield (
             f"grpo.prompts_per_step is {asked}, more than the {counted(fewest, 'training prompt')}{of_kind}: a step"
             " repeats prompts, each time with a new group of samples."
         )
+
+
+def fewest_of_a_kind(prompts: Sequence[PromptRecord]) -> tuple[int, str]:
+    """The number of prompts of the rarest kind, and which kind it is in words, if there are several.
+
+    A step takes prompts with one number of source images (`PromptOrder`).
+    """
+    kinds = Counter(len(record.source_images) for record in prompts)
+    images, fewest = min(kinds.items(), key=itemgetter(1))
+    return fewest, f" with {counted(images, 'source image')}" if len(kinds) > 1 else ""
 
 
 def _cut_prompts(spec: RunSpec, model: Model | DistributedModel, records: Sequence[PromptRecord]) -> Iterator[str]:

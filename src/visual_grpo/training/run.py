@@ -31,7 +31,7 @@ from visual_grpo.models.model import DistributedModel, Model
 from visual_grpo.models.run_spec import RunSpec
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.training.ema import AdapterAverage
-from visual_grpo.training.likely_mistakes import equal_rewards, likely_mistakes
+from visual_grpo.training.likely_mistakes import equal_rewards, fewest_of_a_kind, likely_mistakes
 from visual_grpo.training.resuming import ResumedRun
 from visual_grpo.training.run_checkpoints import PICTURES, Progress, RunCheckpoints
 
@@ -124,6 +124,7 @@ class TrainingRun:
                 f" different images; there are {len(set(self._units()))}. Raise data.eval_share or"
                 " evaluation.prompts, or leave it out."
             )
+        self._check_groups()
         if not self.checkpoints.resume(callbacks.note):
             for warning in likely_mistakes(self.spec, self.model, self.train_prompts, self.eval_prompts):
                 callbacks.note(f"Warning: {warning}")
@@ -138,6 +139,20 @@ class TrainingRun:
         self.stopped_by = stop.by
         self.checkpoints.save_if_changed()
         return self.progress
+
+    def _check_groups(self) -> None:
+        """Raises UserError where a reward that compares samples would take several groups of one prompt for one."""
+        if not self.scorer.without_judges().needs_whole_groups:
+            return
+        fewest, of_kind = fewest_of_a_kind(self.train_prompts)
+        for grpo in map(self.config.grpo_of, self.spec.modules):
+            at_once = min(grpo.prompts_per_step, grpo.rollout_prompts or grpo.prompts_per_step)
+            if fewest == 1 and at_once > 1:
+                raise UserError(
+                    "A reward compares the samples of a prompt with each other, and would take the"
+                    f" {at_once} groups that a rollout has of the only training prompt{of_kind} for one. Set"
+                    f" grpo.{'prompts_per_step' if self.spec.joint else 'rollout_prompts'}=1, or add prompts."
+                )
 
     def _train(self, callbacks: Callbacks, stop: StopRequest) -> None:
         if (why := self._why_ended()) is not None:
