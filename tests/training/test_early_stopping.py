@@ -131,6 +131,14 @@ def test_a_patience_that_has_nothing_to_compare_is_refused(tmp_path: Path) -> No
         execute(run, tmp_path / "out")
 
 
-def test_a_patience_longer_than_the_training_is_told(tmp_path: Path) -> None:
-    notes = execute(stopping_run(tmp_path, STEPS // 2, every=2), tmp_path / "out")
-    assert sum("it cannot end the training" in note for note in notes) == 1
+@pytest.mark.parametrize(
+    ("patience", "every", "idle"),
+    [(3, 2, True), (2, 2, True), (1, 2, False), (5, 1, True), (4, 1, False), (1, 3, True), (1, 4, True)],
+)
+def test_a_patience_that_cannot_end_the_training_before_its_last_step_is_told(
+    tmp_path: Path, patience: int, every: int, idle: bool
+) -> None:
+    run = stopping_run(tmp_path, patience, evaluations=2, every=every)
+    notes = execute(run, tmp_path / "out")
+    assert sum("cannot end the training" in note for note in notes) == idle
+    assert (run.trainer.step == STEPS) == idle

@@ -74,11 +74,12 @@ def _long_warmup(spec: RunSpec) -> Iterator[str]:
 
 
 def _idle_patience(config: Parameters) -> Iterator[str]:
+    """The first evaluation is what the next are compared with."""
     patience, every = config.train.early_stopping_patience, config.evaluation.every
-    if patience and patience * every >= config.grpo.steps:
+    if patience and (patience + 1) * every >= config.grpo.steps:
         yield (
-            f"train.early_stopping_patience is {counted(patience, 'evaluation')}, one each {counted(every, 'step')}: in"
-            f" {counted(config.grpo.steps, 'step')} it cannot end the training."
+            f"train.early_stopping_patience is {counted(patience, 'evaluation')} after the first, one each"
+            f" {counted(every, 'step')}: it cannot end the training before step {config.grpo.steps}, the last."
         )
 
 
