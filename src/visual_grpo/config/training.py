@@ -104,7 +104,7 @@ class GRPOConfig(Strict, decides=Decides.TRAINING):
         default=None,
         gt=0,
         description="largest absolute advantage; null = 5, and no limit with the scale none, which leaves advantages in"
-        " units of reward",
+        " units of reward; the losses nft and awm then have 5, too",
     )
     combine: Literal["sum", "gdpo"] = Field(
         default="sum", description="gdpo: normalise each reward before the weighted sum"

@@ -18,7 +18,8 @@ from visual_grpo.config import GRPOConfig
 
 Scale = Literal["group", "batch", "batch_centred", "none"]
 USUAL_CLIP = 5.0
-"""Largest absolute advantage, in standard deviations. Undivided advantages are not clipped, as in Dr. GRPO."""
+"""Largest absolute advantage, in standard deviations. Undivided advantages are not clipped, as in Dr. GRPO, but
+for the losses nft and awm."""
 
 
 def group_advantages(
