@@ -108,6 +108,14 @@ def test_a_table_sets_numbers_right_and_keeps_brackets(capsys):
         console.table("T", ["a", "b"], [["x"]])
 
 
+def test_a_table_with_long_cells_is_not_cut_in_a_log(capsys):
+    columns = ["colour_entropy", *(f"heading of column {number}" for number in range(8))]
+    console.table("T", columns, [["colour_entropy", *["-0.000183"] * 8]])
+    rows = capsys.readouterr().out.splitlines()[1:]
+    assert {row[-1] for row in rows} <= set("┓┃┩│┘"), "each ends at the right border"
+    assert any("colour_entropy" in row for row in rows[3:])
+
+
 MARKUP = ("[bold]", "\\\\[red]", "[/]", "a[0]", "[link=x]y")
 
 

@@ -562,10 +562,10 @@ class TestTexts:
         picture(tmp_path / "data/0.png")
         rows = [{"prompt": "a"}, {"prompt": "a", "target_image": "0.png"}, {"prompt": "a", "style": "ink"}]
         jsonl(tmp_path / "data/records.jsonl", rows)
-        assert not any("the same as" in warning for warning in prepare(tmp_path).report["warnings"])
+        assert not any("an earlier one" in warning for warning in prepare(tmp_path).report["warnings"])
         jsonl(tmp_path / "data/records.jsonl", [*rows, *rows])
         table = prepare(tmp_path)
-        said = "3 records (such as records.jsonl, line 4) the same as an earlier one"
+        said = "3 records (such as records.jsonl, line 4) repeated: an earlier one is the same"
         assert any(warning.startswith(said) for warning in table.report["warnings"])
         assert len(table) == 6
 

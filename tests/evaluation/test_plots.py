@@ -25,9 +25,13 @@ def test_training_curves_are_of_the_reward_and_of_each_metric_that_is_there() ->
     )  # fmt: skip
     reward, kl, entropy = training_curves(history, base=0.05)
     steps = [[1, 0.1], [2, 0.2], [3, 0.3]]
-    assert lines(reward) == {"training samples (smoothed)": steps, "eval prompts": [[0, 0.05], [2, 0.5]]}
+    assert lines(reward) == {"training samples": steps, "eval prompts": [[0, 0.05], [2, 0.5]]}
     assert lines(kl) == {"ar": [[1, 0.0], [2, 0.1], [3, 0.2]], "dit": [[1, 0.0], [3, 1.0]]}
     assert lines(entropy) == {"all": [[1, 2], [2, 2], [3, 2]]}
+    of_one = training_curves(history[["step", "reward/total", "ar/kl"]], None)[1]
+    assert [curve.figure.axes[0].get_legend() is not None for curve in (kl, entropy, of_one)] == [True, False, True]
+    long = pd.DataFrame({"step": range(30), "reward/total": [0.0] * 30})
+    assert [*lines(training_curves(long, None)[0])] == ["training samples (smoothed)"]
     assert reward.data_uri == training_curves(history, base=0.05)[0].data_uri
     bad = history.assign(**{"reward/unscored_share": [0, 0.5, 0]})[["step", "reward/total", "reward/unscored_share"]]
     reward, unscored = training_curves(bad, None)

@@ -24,6 +24,7 @@ from tests.evaluation.defaults import FILE, parameters
 from tests.evaluation.painter import records
 from tests.evaluation.reports import drawn, reported, written
 from tests.evaluation.test_pictures import where
+from tests.evaluation.test_verdict import entry as an_entry
 from visual_grpo.evaluation import page
 from visual_grpo.evaluation.pictures import data_uri
 from visual_grpo.evaluation.report import _base_value, choose, film, pair_sheet
@@ -114,6 +115,13 @@ def test_nothing_runs_but_the_pages_own_script(report: Path) -> None:
     assert own is not None
     digest = base64.b64encode(hashlib.sha256(own.group(1).encode()).digest()).decode()
     assert f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'" in text
+
+
+def test_a_measure_has_the_verdicts_name_in_the_table_of_scores() -> None:
+    rows = [an_entry("shapes"), an_entry("shapes/all", measure="all right"), an_entry("shapes/colour")]
+    macros: Any = page._template().environment.get_template("parts.html.j2").module
+    shown = str(macros.scores(page._tables(rows)[0], ""))
+    assert re.findall(r'<th title="[^"]*">([^<]*)<', shown) == ["unscored", "shapes", "all right", "colour"]
 
 
 def test_a_gain_of_few_prompts_is_doubtful(tmp_path: Path) -> None:

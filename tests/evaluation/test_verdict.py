@@ -159,8 +159,8 @@ def test_the_control_is_the_bases_best_one() -> None:
     numbers = {"baseline": 1.1, "trained": 1.4, "difference": 0.3, "ci_low": 0.2, "ci_high": 0.4}
     assert found["control"] == controls[1] | {"of": 2} | numbers
     assert lines(found)[1] == (
-        "Control: without training, guidance_scale=3 gives the base model 1.100 (the best of 2); the trained model"
-        " against that: +0.300 [+0.200, +0.400]."
+        "Control: without training, guidance_scale=3 gives the base model 1.100 (the best of 2 by the total); the"
+        " trained model against that: +0.300 [+0.200, +0.400]."
     )
     assert "best of" not in lines(summarise([entry(), STEADY], controls[1:]))[1]
 
@@ -266,7 +266,8 @@ def test_judges_stand_in_the_lines_and_in_the_numbers() -> None:
     assert found["verdict"] == "contradicted"
     assert lines(found)[1:3] == [
         "Judge tesseract (of ocr): 1.000 for the base model, 1.400 for the trained model, +0.400 [+0.300, +0.500]"
-        " (97.5% interval); over the control (guidance_scale=3): +0.100 [+0.050, +0.150]. The gain carries over.",
+        " (97.5% interval); over the control that it rates best (guidance_scale=3):"
+        " +0.100 [+0.050, +0.150]. The gain carries over.",
         "Judge second: 1.000 for the base model, 1.400 for the trained model, -0.400 [-0.500, -0.300]. It"
         " contradicts a gain.",
     ]

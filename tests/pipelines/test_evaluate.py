@@ -46,7 +46,7 @@ def test_the_difference_is_that_of_pairs(painted: Project, capsys: pytest.Captur
     assert evaluation["training"]["best_step"] == 10
     samples = {(e["sampler"], e["split"]): e["images"] for e in evaluation["controls"] if e["name"] == "total"}
     assert samples == {(f"eval {change}", "held_out"): 6 for change in CONTROLS}
-    _, table = capsys.readouterr().out.split("3 held-out prompts, 6 pairs, eval sampler")
+    _, table = capsys.readouterr().out.split("3 held-out prompts, 6 pairs of samples, eval sampler")
     assert "total*" in table
     assert "rollout" not in table
     assert "+0.200 [-0.083, +0.200]" in table
@@ -166,11 +166,14 @@ def test_where_nothing_is_held_out_there_is_nothing_to_judge_by(
 
 def test_unscored_samples_are_in_the_table_and_in_the_last_line(capsys: pytest.CaptureFixture[str]) -> None:
     entries = [an_entry(images=170, unscored_trained=34, unscored_differs=True), an_entry("guard", optimised=False)]
+    entries.append(an_entry("delta_e", optimised=False, judge_of="total", confidence=0.95, baseline=-9.0, trained=-4.0))
     headline = summarise(entries)
     show({"headline": headline, "rewards": entries}, Path())
     verdict.show(headline)
     shown = capsys.readouterr().out
     assert "│ 0 / 34" in shown
+    assert "│ delta_e (judge) │ -9.000" in shown
+    assert "Higher is better, also below 0 (delta_e):" in shown
     assert "not show that the trained model is better: 34 of its 204 samples could not be scored" in shown
     assert shown.rstrip().endswith("Could not be scored: base 0, trained 34 of 204 each; the shares differ.")
 

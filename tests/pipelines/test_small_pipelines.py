@@ -23,7 +23,7 @@ from visual_grpo.common.types import PromptRecord
 from visual_grpo.data.manifest import RecordTable, write_manifest, write_seen
 from visual_grpo.evaluation.samples import read_scores
 from visual_grpo.models.run_spec import RunSpec, resolve
-from visual_grpo.operations.candidates import ComparedModel
+from visual_grpo.operations.candidates import ComparedModel, find_model
 from visual_grpo.pipelines.compare import compare_adapters, training_differences
 from visual_grpo.pipelines.generate import _show_unknown_words, generate_for_prompts
 from visual_grpo.pipelines.score import score_folder, summary
@@ -342,3 +342,17 @@ def test_settings_that_decided_nothing_in_either_training_are_no_difference(tmp_
     assert sorted(training_differences(dit, both)) == [
         *("evaluation.seed", "modules.ar.kl_weight", "modules.dit.learning_rate")
     ]
+    own: dict[str, Any] = {"modules": {"dit": {"group_size": 4, "lora": {"rank": 2}, "rewards": {"shapes": 2.0}}}}
+    found = training_differences(dit, side(tmp_path / "own", ("dit",), **own))
+    assert {name.split(".")[2]: first for name, (first, _) in found.items() if isinstance(first, str)} == {
+        "group_size": "as grpo",
+        "lora": "as policy",
+        "rewards": "as rewards",
+    }
+
+
+def test_the_latest_adapter_is_named_by_its_run_too(trainings: Trainings) -> None:
+    folder = Path(trainings.add("latest", 0.1))
+    file = folder / "training.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"mlflow_run_id": "03a38eb8" * 4}))
+    assert find_model("latest", folder, parameters(model=BASE)).name == "latest 03a38eb8 (ar, 2 steps, seed 0)"

@@ -42,7 +42,7 @@ from visual_grpo.hooks.parameters import RUN_CONTEXT, RUN_SPEC, parameter_entrie
 from visual_grpo.models.run_spec import resolve
 from visual_grpo.operations.command import Command
 from visual_grpo.operations.reproduction.repeat import check_repeatable
-from visual_grpo.operations.training_command import StepWatcher
+from visual_grpo.operations.training_command import StepWatcher, show_training
 from visual_grpo.pipeline_registry import register_pipelines
 from visual_grpo.tracking import run_context
 from visual_grpo.tracking.adapter_lookup import find_start
@@ -51,6 +51,7 @@ from visual_grpo.tracking.run_context import RunContext
 from visual_grpo.tracking.sync import DIGEST
 from visual_grpo.tracking.tracker import Tracker
 from visual_grpo.training import made_with
+from visual_grpo.training.run_checkpoints import Progress
 
 FEW = {"steps": 1, "warmup_steps": 0}
 """Where the number of steps does not matter."""
@@ -204,6 +205,20 @@ def test_a_stopped_run_says_how_to_go_on_and_keeps_the_old_adapters(
     assert last[1].startswith("Go on with: ")
     assert last[1].endswith("kedro run --pipeline=train --params=resume=auto")
     assert (project.folder / "adapters" / "ar" / "adapter_model.safetensors").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("rewards", "said"),
+    [
+        ([0.9, 0.6], "training samples 0.900 at the first step, 0.600 at the last (each step has its own prompts)."),
+        ([0.9], "training samples 0.900."),
+    ],
+)
+def test_the_last_line_of_a_training_compares_no_single_step(
+    rewards: list[float], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    show_training(Progress(history=[{"reward/total": reward} for reward in rewards]), len(rewards))
+    assert said in capsys.readouterr().out
 
 
 def test_a_step_of_minutes_says_what_it_is_doing() -> None:

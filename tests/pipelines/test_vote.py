@@ -175,7 +175,7 @@ def test_an_interrupted_vote_goes_on(painted: Project, monkeypatch: pytest.Monke
     assert standing[:2] == first
     assert len(set(standing)) == 5
     _, said = vote(painted, monkeypatch, pairs=5)
-    assert any("me has judged all 5 pairs" in line for line in said)
+    assert any("All 5 pairs are judged (voter: me)" in line for line in said)
     vote(painted, monkeypatch, Voter(1, finish), pairs=7)
     assert sum(batches) == 14
     vote(painted, monkeypatch, pairs=5, seed=1)

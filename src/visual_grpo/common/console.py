@@ -146,10 +146,11 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Value | No
     for index, column in enumerate(columns):
         cells = [row[index] for row in rows]
         numeric = all(isinstance(cell, int | float | None) for cell in cells)
-        # The names, of usual length, are never broken: the headings next to them can be.
+        # The names, of usual length, are never broken: the headings next to them can be. A least width instead would
+        # not make the other columns narrower, and cut the table.
         longest = max((len(format_value(cell)) for cell in cells), default=0)
-        least = min(_LONGEST_NAME, longest) if index == 0 else None
-        grid.add_column(column, justify="right" if numeric else "left", overflow="fold", min_width=least)
+        whole = index == 0 and longest <= _LONGEST_NAME
+        grid.add_column(column, justify="right" if numeric else "left", overflow="fold", no_wrap=whole)
     for row in rows:
         grid.add_row(*(_text(format_value(cell)) for cell in row))
     _console().print(grid)

@@ -272,7 +272,7 @@ class _Earlier:
         what = (row["prompt"], row.get("target_sha256"), row["source_sha256"], row["metadata"])
         digest = hashlib.sha256(repr(what).encode()).digest()
         if digest in self._seen:
-            yield Note("record", "the same as an earlier one, with its pictures and metadata: each counts")
+            yield Note("record", "repeated: an earlier one is the same, pictures and metadata included; each counts")
         self._seen.add(digest)
 
     def _conflict(self, prepared: Prepared, place: Place) -> Rejected | None:

@@ -97,6 +97,7 @@ class Report:
             "example": sanitize(self._example),
             "sources": {str(number): self._sources[number] for number in sorted(self._sources)},
             "splits": {name: {"records": self._records[name], "prompts": len(self._prompts[name])} for name in SPLITS},
+            "eval_prompts_in_train": len(self._prompts["eval"] & self._prompts["train"]),
             "rejected": {"total": rejected, "by_reason": dict(self.reasons.most_common()), "listed": listed},
             "warnings": [*map(sanitize, self.warnings)],
         }

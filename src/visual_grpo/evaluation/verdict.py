@@ -266,7 +266,8 @@ def _judge_line(judge: Mapping[str, Any], names: Sequence[str], verdict: str) ->
     level = "" if judge["confidence"] == CONFIDENCE else f" ({100 * judge['confidence']:.4g}% interval)"
     over = ""
     if control and control["difference"] is not None:
-        over = f"; over the control ({control['sampler'].removeprefix('eval ')}): {change(control)}"
+        which = "the control that it rates best" if control["of"] > 1 else "the control"
+        over = f"; over {which} ({control['sampler'].removeprefix('eval ')}): {change(control)}"
     said = {CARRIES_OVER: "The gain carries over", CONTRADICTED: "It contradicts a gain"}
     follows = f" {said.get(judge['outcome'], 'The data do not show whether the gain carries over')}."
     if verdict not in ("better", CONTRADICTED) and judge["outcome"] != CONTRADICTED:
@@ -285,7 +286,7 @@ def _control_line(control: Mapping[str, Any]) -> str:
     settings = control["sampler"].removeprefix("eval ")
     if control["difference"] is None:
         return f"Control: the base model with {settings} has no sample that could be scored."
-    best = f" (the best of {control['of']})" if control["of"] > 1 else ""
+    best = f" (the best of {control['of']} by the total)" if control["of"] > 1 else ""
     return (
         f"Control: without training, {settings} gives the base model {control['baseline']:z.{decimals(control)}f}"
         f"{best}; the trained model against that: {change(control)}."

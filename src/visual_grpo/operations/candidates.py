@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from visual_grpo import provenance
-from visual_grpo.adapter_folder import NONE, REWARD_CODE, REWARD_COMMIT, REWARD_FILE, modules_of, read_facts
+from visual_grpo.adapter_folder import LATEST, NONE, REWARD_CODE, REWARD_COMMIT, REWARD_FILE, modules_of, read_facts
 from visual_grpo.common import console
 from visual_grpo.common.errors import UserError, counted
 from visual_grpo.common.types import PromptRecord
@@ -62,7 +62,8 @@ def model_in(name: str, folder: Path, parameters: Parameters) -> ComparedModel:
     require_version(folder, facts.get("parameters", {}))
     require_adapters(folder, _alike(parameters, facts).model_dump(mode="json"), parameters)
     trained = f"{'+'.join(modules_of(folder))}, {counted(facts['steps'], 'step')}, seed {facts['seed']}"
-    return ComparedModel(f"{name} ({trained})", folder, facts)
+    run = f" {facts['mlflow_run_id'][:8]}" if name == LATEST and facts.get("mlflow_run_id") else ""
+    return ComparedModel(f"{name}{run} ({trained})", folder, facts)
 
 
 def unseen(
@@ -114,7 +115,7 @@ def sample_model(
     spec = sampled_alike(parameters, facts)
     settings, sampler = spec.config.evaluation, spec.config.sampling.eval
     asked = requests(records, settings.images_per_prompt, settings.seed, split)
-    with console.progress(folder.name.replace("_", " "), len(asked)) as bar:
+    with console.progress(f"{folder.name.replace('_', ' ')}: samples", len(asked)) as bar:
         return generate_and_score(
             components.build_model(spec, model.folder),
             scorer,

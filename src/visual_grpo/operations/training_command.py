@@ -118,7 +118,8 @@ class TrainingCommand:
         if self.run.is_picture_due(metrics.step):
             self._show_samples(metrics.step)
         names = {"reward/total": "reward", "kl": "kl", "ar/kl": "kl", "eval/total": "eval"}
-        self.watcher.next_step(**{shown: row[name] for name, shown in names.items() if name in row})
+        values = {shown: row[name] for name, shown in names.items() if name in row}
+        self.watcher.next_step(**{n: value if n == "kl" else f"{value:z.3f}" for n, value in values.items()})
 
     def _show_samples(self, step: int) -> None:
         """Shows samples of eval prompts, and keeps samples of held-out prompts for the report's film."""
@@ -217,11 +218,13 @@ def complete_adapters(
 
 def show_training(progress: Progress, steps: int) -> None:
     """Prints the rewards of the first and the last step, and the best evaluation."""
-    first, last = (progress.history[row]["reward/total"] for row in (0, -1))
+    first, last = (f"{progress.history[row]['reward/total']:z.3f}" for row in (0, -1))
+    both = f"{first} at the first step, {last} at the last (each step has its own prompts)"
+    means = both if len(progress.history) > 1 else last
     best = f"; on eval prompts {progress.best_score:z.3f} at step {progress.best_step}" if progress.best_step else ""
     console.note(
-        f"Trained {counted(steps, 'step')}: mean reward of the training samples {first:z.3f} at the first step,"
-        f" {last:z.3f} at the last{best}. Held-out prompts are judged by evaluate."
+        f"Trained {counted(steps, 'step')}: mean reward of the training samples {means}{best}."
+        f" Held-out prompts are judged by evaluate."
     )
 
 

@@ -49,7 +49,7 @@ def generate_baseline(
         return earlier
     if earlier.is_dir():
         console.note(f"Generating the baseline again: {why}")
-    generate_samples(draft, spec, records, adapters=None, title="baseline")
+    generate_samples(draft, spec, records, adapters=None, title="baseline: samples")
     provenance.write(draft, now)
     return draft
 

@@ -19,6 +19,9 @@ from visual_grpo.evaluation.samples import distinct_prompts
 from visual_grpo.operations.candidates import ComparedModel, find_model, sample_model, shared_scorer, unseen
 from visual_grpo.starter.world_defaults import default_parameters
 
+_SHARED = {"lora": "policy", "rewards": "rewards"}
+"""Parameter of a module -> the section that has all modules' value, if it is not ``grpo``."""
+
 
 def create_pipeline() -> Pipeline:
     return Pipeline(
@@ -82,7 +85,7 @@ def training_differences(first: ComparedModel, second: ComparedModel) -> dict[st
         first.facts, second.facts, DEPENDS_ON["train"], but=["model_content", "model.device"]
     )
     changed = {
-        provenance.MEANING.get(name, name): list(values)
+        provenance.MEANING.get(name, name): [_said(name, value) for value in values]
         for name, values in found.items()
         if not name.startswith("modules.") or name.split(".")[1] in trained
     }
@@ -90,6 +93,14 @@ def training_differences(first: ComparedModel, second: ComparedModel) -> dict[st
     return changed | ({"commit": commits} if commits[0] != commits[1] else {})
 
 
+def _said(name: str, value: Any) -> Any:
+    """Says for all modules' value what a module's parameter is without one of its own (`config.ModuleConfig`)."""
+    section, *path = name.split(".")
+    if value is not None or section != "modules" or len(path) < 2:
+        return value
+    return f"as {_SHARED.get(path[1], 'grpo')}"
+
+
 def _short(value: Any) -> str:
-    text = str(value)
+    text = "null" if value is None else str(value)
     return text if len(text) <= 40 else f"{text[:37]}..."

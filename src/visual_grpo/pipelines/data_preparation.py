@@ -51,7 +51,7 @@ def _print_report(report: Mapping[str, Any]) -> None:
             **({"splits": splits_line(report["found_splits"])} if report["found_splits"] else {}),
             **({"sources": sources} if (sources := _sources_line(report["sources"])) else {}),
             "such as": repr(shorten(report["example"])),
-            **{split: _split_line(counts) for split, counts in _shown(report["splits"]).items()},
+            **{split: _split_line(split, report) for split in _shown(report["splits"])},
             "rejected": _rejected_line(rejected),
         },
     )
@@ -74,8 +74,10 @@ def _sources_line(sources: Mapping[str, int]) -> str:
     return ", ".join(f"{number} a record ({counted(count, 'record')})" for number, count in sources.items())
 
 
-def _split_line(counts: Mapping[str, int]) -> str:
-    return f"{counted(counts['records'], 'record')}, {counted(counts['prompts'], 'prompt')}"
+def _split_line(split: str, report: Mapping[str, Any]) -> str:
+    counts, shared = report["splits"][split], report["eval_prompts_in_train"] if split == "eval" else 0
+    line = f"{counted(counts['records'], 'record')}, {counted(counts['prompts'], 'prompt')}"
+    return f"{line} ({'all' if shared == counts['prompts'] else shared} of them also in train)" if shared else line
 
 
 def _rejected_line(rejected: Mapping[str, Any]) -> str:

@@ -14,7 +14,7 @@ from visual_grpo.common.files import from_here, require_no_links
 from visual_grpo.config import EvaluationConfig
 from visual_grpo.config.decides import DEPENDS_ON
 from visual_grpo.data.manifest import RecordTable
-from visual_grpo.evaluation import report
+from visual_grpo.evaluation import CONFIDENCE, report
 from visual_grpo.evaluation.alarm import alarm_notes
 from visual_grpo.evaluation.limits import limit_notes
 from visual_grpo.evaluation.verdict import change, decimals, extent, lines, result
@@ -83,7 +83,7 @@ def generate_trained(
     now = made_with.of(spec, base_model, records.digest, **made_from)
     provenance.require_pair(before, now, training.get("mlflow_run_id"))
     provenance.require_trained_on(training, now)
-    generate_samples(draft, spec, records, adapters=adapters, title="evaluate")
+    generate_samples(draft, spec, records, adapters=adapters, title="evaluate: samples")
     provenance.write(draft, now)
     return draft
 
@@ -141,17 +141,22 @@ def show(evaluation: dict[str, Any], evaluation_report: Path) -> None:
         return
     shown = [entry for entry in rows if "/" not in entry["name"] or entry["name"] == task.get("score")]
     console.table(
-        f"{extent(headline)}, {headline['samples']} pairs, {headline['sampler']} sampler (* optimised)",
-        ["score", "base", "trained", "difference [95%]", "unscored"],
+        f"{extent(headline)}, {headline['samples']} pairs of samples, {headline['sampler']} sampler (* optimised)",
+        ["score", "base", "trained", "difference [95%]", "unscored (base / trained)"],
         [_cells(entry, headline) for entry in shown],
     )
+    if below := [entry["name"] for entry in shown if (entry["trained"] or 0) < 0]:
+        console.note(f"Higher is better, also below 0 ({', '.join(below)}): a distance counts with a minus.")
+    if any("judge_of" in entry for entry in shown):
+        console.note("A judge is a second opinion on what is optimised, and is never optimised itself.")
 
 
 def _cells(entry: dict[str, Any], headline: dict[str, Any]) -> list[str]:
     task, unscored = headline["task"], [entry["unscored_baseline"], entry["unscored_trained"]]
     mark = "* (a ranking, not in the total)" if "ranking" in entry else "*" * entry["optimised"]
     if "judge_of" in entry:
-        mark = f" (judge, {100 * entry['confidence']:.4g}%)"
+        level = "" if entry["confidence"] == CONFIDENCE else f", {100 * entry['confidence']:.4g}% interval"
+        mark = f" (judge{level})"
     name = task["name"] if task and entry["name"] == task["score"] else entry["name"] + mark
     counts = f"{unscored[0]} / {unscored[1]}" if any(unscored) else ""
     if entry["difference"] is None:

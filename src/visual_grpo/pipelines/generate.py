@@ -65,7 +65,7 @@ def generate_for_prompts(spec: RunSpec, latest: Path, present: Path, draft: Path
         sampler = getattr(parameters.sampling, settings.sampler)
         asked = requests(records, settings.samples, settings.seed)
         generated: list[tuple[Request, Sample]] = []
-        with console.progress("Generating", len(asked)) as bar:
+        with console.progress("Generating samples", len(asked)) as bar:
             for batch, samples in generate_batches(model, asked, sampler, parameters.evaluation.batch_size):
                 generated += zip(batch, samples, strict=True)
                 bar.advance(len(batch))

@@ -78,7 +78,7 @@ def report_rewards(spec: RunSpec, base_model: dict[str, Any], records: RecordTab
     model = components.build_model(spec)
     asked = requests(prompts, settings.samples, parameters.evaluation.seed)
     samples: list[Sample] = []
-    with console.progress("Generating", len(asked)) as bar:
+    with console.progress("Generating samples", len(asked)) as bar:
         sampler = spec.samplers[settings.sampler]
         for batch, generated in generate_batches(model, asked, sampler, parameters.evaluation.batch_size):
             samples += generated

@@ -101,7 +101,7 @@ def _score(records: RecordTable, scorer: RewardSet, fps: float) -> pd.DataFrame:
             error.remedy,
         ) from error
     frames = []
-    with console.progress("Scoring", len(judged)) as bar:
+    with console.progress("Scoring samples", len(judged)) as bar:
         for start in range(0, len(judged), _BATCH):
             chosen = judged[start : start + _BATCH]
             scores = scorer(chosen, [_sample(records, start + i, fps) for i in range(len(chosen))])

@@ -118,15 +118,15 @@ def _vote(settings: VoteConfig, ballot: Ballot, door: Path) -> None:
     if not left:
         judged = counted(len(ballot.pairs), "pair")
         console.note(
-            f"{settings.voter} has judged all {judged}. For more pairs, raise vote.pairs; for a different voter, set"
-            " vote.voter."
+            f"All {judged} are judged (voter: {settings.voter}). For more pairs, raise vote.pairs; for a different"
+            " voter, set vote.voter."
         )
         return
     with (
         served(ballot, settings.voter, settings.port) as url,
         stop_request(lambda: console.note("Stopping; every choice is stored.")) as stop,
     ):
-        console.note(f"{counted(left, 'pair')} to judge by {settings.voter}. Open this page on this machine:")
+        console.note(f"{counted(left, 'pair')} to judge (voter: {settings.voter}). Open this page on this machine:")
         console.note(url)
         console.note("Keys: 1 first, 2 second, 0 equal, s skip, u undo. The finish button or Ctrl-C ends the vote.")
         # Without a screen, a browser would be a program that takes the terminal.
