@@ -161,8 +161,6 @@ class Retraining:
     def _reason(self) -> str | None:
         """Returns why to train or judge; None if nothing has changed."""
         changed = self._changed(_TRAIN, with_earlier=True)
-        if changed and not self.project.stages.with_name("dvc.lock").is_file():
-            return "DVC has not trained anything here yet"
         if not changed and not self._is_judged():
             return "the last training was not judged by the present settings"
         self._asked = self._asked_for()
@@ -185,6 +183,8 @@ class Retraining:
             raise ProgramError(f"dvc status: {click.unstyle(said)}") from error
         finally:
             clean_repos()  # Clones of the repositories that imports name.
+        if status and not self.project.stages.with_name("dvc.lock").is_file():
+            return [f"{_TRAIN}: DVC has not trained anything here yet"]
         changes = {name.rpartition(":")[2]: re.sub(r'[][{}"]', "", json.dumps(why)) for name, why in status.items()}
         return [f"{name}: {why}" for name, why in changes.items() if name != _ALWAYS]
 
