@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from tests.evaluation.defaults import parameters
 from tests.grpo.test_trainer import config, trained, trainer_of
 from tests.grpo.test_update import batch
 from tests.toys import ToyGaussianPolicy, ToyTokenPolicy, records
@@ -115,12 +114,6 @@ def test_truncated_importance_weights_scale_the_loss_by_hand() -> None:
     weights = torch.tensor([[0.6065307, 2.0], [1.0, 2.0]])  # exp(-0.5), e cut to 2, 1, e^2 cut to 2
     assert new.grad is not None
     torch.testing.assert_close(new.grad, -weights * total[:, None] / 4)
-
-
-def test_a_correction_without_a_replay_is_refused() -> None:
-    changes = {"old_log_probs": "sampler", "sampler_correction": 2.0}
-    with pytest.raises(ValueError, match=r"sampler_correction corrects from the sampler to the replay"):
-        parameters(grpo=changes)
 
 
 FLOOR, ROUNDING = TOLERANCES["bfloat16"][0], 0.055

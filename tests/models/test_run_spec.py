@@ -69,6 +69,11 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
         {"grpo": {"loss": "awm", "sampler_correction": 2, "old_log_probs": "replay"}},
         "by their log-probs, but awm takes a sample without any",
     ),
+    (
+        "sd3",
+        {"grpo": {"sampler_correction": 2}},
+        r"so grpo\.old_log_probs has to be replay; it is auto with .* float32",
+    ),
     ("sd3", {"policy": {"flow": {"draws": 2}}}, r"grpo, which has no draws of policy\.flow\. Set .*draws=1"),
     ("sd3", {"grpo": {"loss": "awm"}, "policy": {"share_start_noise": True}}, "with .* they are one picture"),
     *(

@@ -51,23 +51,23 @@ def test_given_parameters_and_what_differs_from_the_adapters_in_the_folder_are_c
         "grpo.kl_weight": 0.5,
         "train.seed": 1,
     }
-    assert changed_parameters(config, None, {"reward": "ocr"}) == {"reward": "ocr"}, "its rewards are listed by now"
+    assert changed_parameters(config, tmp_path / "none", {"reward": "ocr"}) == {"reward": "ocr"}, (
+        "its rewards are listed by now"
+    )
 
 
 @pytest.mark.parametrize(
     ("name", "changed", "now"),
     [
-        ("rollouts=0 steps=5 ar+dit", {}, "rollouts=0 steps=5 ar+dit"),
+        ("rollouts=0 steps=5 ar+dit", {"resume": "auto"}, "rollouts=0 steps=5 ar+dit"),
         ("rollouts=0 steps=5 ar+dit", {"grpo.steps": 20}, "rollouts=0 steps=20 ar+dit"),
-        (
-            "sizes=[1,2] warmup_steps=5 ar",
-            {"a.sizes": [3, 4], "grpo.steps": 20},
-            "steps=20 sizes=[3,4] warmup_steps=5 ar",
-        ),
+        ("kl_weight=0.1 ar+dit joint", {"grpo.steps": 20}, "steps=20 kl_weight=0.1 ar+dit joint"),
+        ("controls=[1, 2] steps=50 ar", {"grpo.steps": 20}, "steps=20 controls=[1, 2] steps=50 ar"),
     ],
 )
 def test_a_resumed_run_keeps_its_name_with_new_values(name: str, changed: dict[str, Any], now: str) -> None:
-    assert renamed(name, changed) == now
+    before = {"resume": "never", "grpo.steps": 5, "grpo.kl_weight": 0.1}
+    assert renamed(name, before, before | changed) == now
 
 
 COLUMNS = ["reward/total", "reward/total_std", "reward/shapes", "reward/shapes_std", "part/shapes/all", "kl", "entropy"]

@@ -149,7 +149,7 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Value | No
         # The names, of usual length, are never broken: the headings next to them can be. A least width instead would
         # not make the other columns narrower, and cut the table.
         longest = max((len(format_value(cell)) for cell in cells), default=0)
-        whole = index == 0 and longest <= _LONGEST_NAME
+        whole = index == 0 and longest <= min(_LONGEST_NAME, _console().width // 2)
         grid.add_column(column, justify="right" if numeric else "left", overflow="fold", no_wrap=whole)
     for row in rows:
         grid.add_row(*(_text(format_value(cell)) for cell in row))

@@ -213,15 +213,6 @@ class Parameters(Strict):
             )
         return self
 
-    @model_validator(mode="after")
-    def _corrected_to_the_replay(self) -> Self:
-        if self.grpo.sampler_correction is not None and not self.grpo.replays(self.model.dtype):
-            raise ValueError(
-                "grpo.sampler_correction corrects from the sampler to the replay, so grpo.old_log_probs has to be"
-                f" replay; it is {self.grpo.old_log_probs} with model.dtype {self.model.dtype}"
-            )
-        return self
-
     @property
     def data_is_rendered(self) -> bool:
         """True if the records are those that the starter renders."""

@@ -95,7 +95,8 @@ def base_value(baseline: pd.DataFrame, prompts: int | None) -> float | None:
 def _reward(history: pd.DataFrame, base: float | None) -> Figure:
     """Plots the mean reward of each step and the evaluations in training, if any."""
     figure, axis = _chart()
-    label = f"training samples{' (smoothed)' * (_window(len(history)) > 1)}"
+    smoothed = _window(len(_points(history, "reward/total")[1])) > 1
+    label = "training samples (smoothed)" if smoothed else "training samples"
     _plot_smoothed(axis, history, "reward/total", label, ROLLOUT_COLOUR)
     steps, judged = _points(history, "eval/total") if "eval/total" in history else ([], [])
     if base is not None and 0 not in list(steps):
@@ -109,14 +110,14 @@ def _reward(history: pd.DataFrame, base: float | None) -> Figure:
 def _plot_smoothed(axis: Axes, history: pd.DataFrame, column: str, label: str, colour: str | None = None) -> None:
     """Plots a running mean, and the values behind it as a thin line."""
     steps, values = _points(history, column)
-    smooth = values.rolling(_window(len(history)), min_periods=1, center=True).mean()
+    smooth = values.rolling(_window(len(values)), min_periods=1, center=True).mean()
     (line,) = axis.plot(steps, smooth, color=colour, label=label)
     axis.plot(steps, values, color=line.get_color(), alpha=0.3, linewidth=1)
 
 
-def _window(steps: int) -> int:
-    """Returns over how many of ``steps`` a running mean goes."""
-    return max(1, steps // 15)
+def _window(values: int) -> int:
+    """Returns over how many of its ``values`` a curve's running mean goes."""
+    return max(1, values // 15)
 
 
 def _chart() -> tuple[Figure, Axes]:

@@ -63,7 +63,10 @@ class ProjectConfigLoader(OmegaConfigLoader):
         return super().__getitem__(key)
 
     def _of_environment(self) -> dict[str, Any]:
-        """Returns the parameters of the environment, ``local`` if none is named, with those of --params."""
+        """Returns the parameters in the files of the environment, ``local`` if none is named.
+
+        Those of --params replace them, if there are any files.
+        """
         folder = Path(self.conf_source) / (self.env or self.default_run_env)
         found: dict[str, Any] = self.load_and_merge_dir_config(
             str(folder), self.config_patterns["parameters"], "parameters", set()

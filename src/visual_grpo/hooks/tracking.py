@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -78,9 +77,8 @@ class TrackingHooks:
         elif judges_only:
             earlier = _run_of(find_adapters(config.adapter, latest))
         named = os.environ.get("MLFLOW_RUN_ID")
-        changed = changed_parameters(config, None if resumed else latest, self._runtime)
-        own_name = os.environ.get("MLFLOW_RUN_NAME")
-        name = own_name or run_name(config, modules, names, self._environment, changed)
+        changed = changed_parameters(config, latest, self._runtime)
+        name = os.environ.get("MLFLOW_RUN_NAME") or run_name(config, modules, names, self._environment, changed)
         tracker = Tracker.start(name, Path(config.output), console.note, earlier=named or earlier)
         catalog[RUN_CONTEXT] = run_context.RunContext(self._project_path, tracker)
         if earlier is not None and named is None and not tracker.continues:
@@ -95,7 +93,11 @@ class TrackingHooks:
             tracker.own(PARAMETERS, parameters_digest(config.public()))
         tracker.params(training_params(config.public()))
         if tracker.continues:
-            tracker.rename(lambda old: own_name or renamed(old, changed))
+            if resumed is None or "MLFLOW_RUN_NAME" in os.environ:
+                tracker.rename(lambda _: name)
+            else:
+                before, now = training_params(resumed.parameters), training_params(config.public())
+                tracker.rename(lambda old: renamed(old, before, now))
         else:
             tracker.tags({VERDICT: NOT_EVALUATED if trains else NOTHING_TRAINED})
             tracker.tags({CHANGED: ", ".join(f"{name}={_short(value)}" for name, value in changed.items())})
@@ -129,14 +131,14 @@ def _run_of(adapters: Path) -> str | None:
     return facts.get("mlflow_run_id")
 
 
-def changed_parameters(config: Parameters, latest: Path | None, given: Mapping[str, Any]) -> dict[str, Any]:
+def changed_parameters(config: Parameters, latest: Path, given: Mapping[str, Any]) -> dict[str, Any]:
     """Returns by their dotted names those parameters that a result depends on and that were ``given`` with
     ``--params``, then those that differ from the training whose adapters are in ``latest``."""
     now, before = training_params(config.public()), {}
     if "reward" in given:
         now["reward"] = given["reward"]  # By now, its preset is a list of rewards.
     with suppress(UserError):  # There are no adapters, or nobody can use them.
-        before = {} if latest is None else training_params(read_facts(latest)["parameters"])
+        before = training_params(read_facts(latest)["parameters"])
     names = [name for name in now if any(name == one or name.startswith(f"{one}.") for one in given)]
     names += [name for name, value in now.items() if before and before.get(name) != value]
     return {name: now[name] for name in dict.fromkeys(names) if decides(name, Decides.EVERYTHING, rounding=False)}
@@ -172,17 +174,20 @@ def run_name(
     return " ".join(filter(None, [*changes[:_MOST_CHANGES], *more, *always.values()]))
 
 
-def renamed(name: str, changed: Mapping[str, Any]) -> str:
-    """Returns the name of a run that is resumed, with the values of the ``changed`` parameters."""
-    for parameter, value in changed.items():
+def renamed(name: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Returns the name of a resumed run with the values of its parameters ``now``; they were those ``before``."""
+    for parameter, value in now.items():
+        old = before.get(parameter)
+        if old == value or not decides(parameter, Decides.EVERYTHING, rounding=False):
+            continue
         short = parameter.rpartition(".")[2]
-        shown = f"{short}={_short(value)}"
-        name, found = re.subn(rf"(?<!\S){re.escape(short)}=\S*", shown.replace("\\", r"\\"), name)
-        name = name if found else f"{shown} {name}"
+        was, shown = f"{short}={_short(old)}", f"{short}={_short(value)}"
+        words = f" {name} "
+        name = words.replace(f" {was} ", f" {shown} ").strip() if f" {was} " in words else f"{shown} {name}"
     return name
 
 
 def _short(value: object) -> str:
     """Returns a value as ``--params`` takes it: null, not None."""
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return shorten(text, _LONGEST_VALUE, placeholder="...")

@@ -260,6 +260,11 @@ def _module_problems(name: str, kind: Kind, config: Parameters) -> Iterator[str]
             f"grpo.sampler_correction weighs decisions by their log-probs, but {loss} takes a sample without any. Leave"
             " it out."
         )
+    elif grpo.sampler_correction is not None and not grpo.replays(config.model.dtype):
+        yield (
+            "grpo.sampler_correction corrects to the replay, so grpo.old_log_probs has to be replay; it is"
+            f" {grpo.old_log_probs} with model.dtype {config.model.dtype}."
+        )
     if kind == "flow" and draws > grpo.updates_per_rollout:
         yield (
             f"policy.flow.draws is {draws}, but the updates of a rollout take one draw each, and {name} has only"

@@ -77,7 +77,8 @@ def _sources_line(sources: Mapping[str, int]) -> str:
 def _split_line(split: str, report: Mapping[str, Any]) -> str:
     counts, shared = report["splits"][split], report["eval_prompts_in_train"] if split == "eval" else 0
     line = f"{counted(counts['records'], 'record')}, {counted(counts['prompts'], 'prompt')}"
-    return f"{line} ({'all' if shared == counts['prompts'] else shared} of them also in train)" if shared else line
+    share = "" if shared == counts["prompts"] else f"{shared} of them "
+    return f"{line} ({share}also in train)" if shared else line
 
 
 def _rejected_line(rejected: Mapping[str, Any]) -> str:

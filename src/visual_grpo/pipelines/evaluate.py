@@ -145,8 +145,6 @@ def show(evaluation: dict[str, Any], evaluation_report: Path) -> None:
         ["score", "base", "trained", "difference [95%]", "unscored (base / trained)"],
         [_cells(entry, headline) for entry in shown],
     )
-    if below := [entry["name"] for entry in shown if (entry["trained"] or 0) < 0]:
-        console.note(f"Higher is better, also below 0 ({', '.join(below)}): a distance counts with a minus.")
     if any("judge_of" in entry for entry in shown):
         console.note("A judge is a second opinion on what is optimised, and is never optimised itself.")
 

@@ -64,9 +64,12 @@ def score_folder(parameters: Parameters, draft: Path) -> Path:
 
 
 def _weights(parameters: Parameters) -> dict[str, float]:
-    """As in the training's evaluation. The model's family is looked up only where modules have weights of their own."""
+    """As in the training's evaluation. The model's family is looked up only where that says which modules there are."""
+    asked = [parameters.policy.train] if isinstance(parameters.policy.train, str) else parameters.policy.train
     if not any(section.rewards for section in parameters.modules.values()):
         return parameters.weights([""])
+    if asked and asked != ["all"]:
+        return parameters.weights(asked)
     family = find_family(parameters.model.family, parameters.model.path, parameters.model.revision)
     return parameters.weights(trained_modules(family, parameters.policy))
 
