@@ -82,10 +82,16 @@ class RunSpec:
         return is_forward_process(self.config.grpo.loss)
 
     def build(self, loaded: Any) -> Model:
-        """Builds the model from what ``family.load`` has returned, with training samples of their own size."""
+        """Builds the model from what ``family.load`` has returned, with training samples of their own size.
+
+        Raises UserError for a sampler's steps that the model's scheduler cannot take.
+        """
         built = self.family.build(loaded, self.settings)
         if self.rollout_settings != self.settings:
             built.rollouts = self.family.build(loaded, self.rollout_settings)
+        for name, module in self.family.modules.items():
+            for sampler in self.samplers.values() if module.kind == "flow" else ():
+                built.part(name, sampler).schedule(sampler.denoising()[0])
         return built
 
     def __reduce__(self) -> tuple[Any, ...]:
