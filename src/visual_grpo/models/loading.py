@@ -41,6 +41,7 @@ def load_pipeline(
     *,
     optional: Sequence[str] = (),
     without: Sequence[str] = (),
+    in_float32: Sequence[str] = (),
     prepare: Callable[[Any], object] = lambda pipeline: None,
 ) -> Any:
     """A diffusers pipeline by plain ``from_pretrained``: frozen, in evaluation mode, on the device.
@@ -49,6 +50,7 @@ def load_pipeline(
         pipeline_class: its name in diffusers.
         optional: components that a saved pipeline may lack, in addition to those that diffusers knows of.
         without: components that are not loaded even where they are there.
+        in_float32: components that are read in float32 whatever ``config.dtype`` is.
         prepare: what is done to the pipeline before its networks are on the device.
 
     Raises UserError for a scheduler that does not take Euler's steps: the SDE's steps have these as their mean.
@@ -69,7 +71,7 @@ def load_pipeline(
             if missing := [name for name in sorted(named) if not (folder / name).is_dir()]:
                 raise FileNotFoundError(f"it lacks {', '.join(missing)}.")  # transformers makes up a missing tokenizer.
             dtype = getattr(torch, config.dtype)
-            networks = networks_of({name: described[name] for name in named}, folder, dtype)
+            networks = networks_of({name: described[name] for name in named}, folder, dtype, in_float32)
             pipeline = loader.from_pretrained(folder, dtype=dtype, use_safetensors=True, **networks, **left_out)
         for name, part in pipeline.components.items():
             check_tokenizer(part, folder / name)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
+from visual_grpo.common import console
 from visual_grpo.common.decisions import Likelihoods, Matches
 from visual_grpo.common.errors import UserError, nearest_hint
 from visual_grpo.config import (
@@ -20,6 +21,7 @@ from visual_grpo.config import (
     SamplingConfig,
 )
 from visual_grpo.config.policy import FlowSettings, TokenSettings
+from visual_grpo.grpo.distributed import ranks
 from visual_grpo.grpo.losses import LOSSES, average_decay, is_forward_process, unread_clips
 from visual_grpo.models.family import Family, find_family
 from visual_grpo.models.module import Kind, ModelSettings
@@ -82,11 +84,35 @@ class RunSpec:
         return is_forward_process(self.config.grpo.loss)
 
     def build(self, loaded: Any) -> Model:
-        """Builds the model from what ``family.load`` has returned, with training samples of their own size."""
+        """Builds the model from what ``family.load`` has returned, with training samples of their own size.
+
+        Raises UserError for a sampler's steps that the model's scheduler cannot take.
+        """
         built = self.family.build(loaded, self.settings)
         if self.rollout_settings != self.settings:
             built.rollouts = self.family.build(loaded, self.rollout_settings)
+        for name, module in self.family.modules.items():
+            if module.kind == "flow":
+                self._check_samplers(built, name)
         return built
+
+    def _check_samplers(self, built: Model, module: str) -> None:
+        """Has the flow ``module`` refuse steps that it cannot take, and tells of guidance that it does not read.
+
+        A `FlowModel` without guidance has a true attribute ``unguided``.
+        """
+        samplers = {"sampling.rollout": self.rollout, "sampling.eval": self.config.sampling.eval, **self.controls}
+        unread = []
+        for name, sampler in samplers.items():
+            (steps, scale), model = sampler.denoising(), built.part(module, sampler)
+            model.schedule(steps)
+            if scale > 1 and getattr(model, "unguided", False):
+                unread.append(name)
+        if unread and ranks.rank() == 0:
+            console.note(
+                f"Warning: the guidance of {', '.join(unread)} changes nothing: this model was distilled to work"
+                " without. Set guidance_scale to 1, also in evaluation.controls."
+            )
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A different process resolves again, since a family holds functions."""

@@ -4,7 +4,7 @@ device) and for measurements (random ones)."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
@@ -34,22 +34,26 @@ def without_weights(device: str) -> Iterator[None]:
         _device = before
 
 
-def networks_of(described: Mapping[str, Any], folder: str | Path, dtype: torch.dtype) -> dict[str, nn.Module]:
+def networks_of(
+    described: Mapping[str, Any], folder: str | Path, dtype: torch.dtype, in_float32: Collection[str] = ()
+) -> dict[str, nn.Module]:
     """Returns the networks among a pipeline's parts (name -> library and class); without weights inside
-    `without_weights`.
+    `without_weights`. They have ``dtype``, but those named ``in_float32``.
 
     Raises ValueError for files that are not the weights of their class.
     """
     classes = {name: class_of(library, kind) for name, (library, kind) in described.items()}
     for name in classes:
         _require_unquantized(Path(folder, name))
-    return {
-        name: _whole(kind.from_pretrained, Path(folder, name), dtype)
-        if _device is None
-        else network_of(kind, Path(folder, name), dtype, _device)
-        for name, kind in classes.items()
-        if issubclass(kind, nn.Module)
-    }
+    networks = {}
+    for name, kind in classes.items():
+        if issubclass(kind, nn.Module):
+            place, own = Path(folder, name), torch.float32 if name in in_float32 else dtype
+            if _device is None:
+                networks[name] = _whole(kind.from_pretrained, place, own)
+            else:
+                networks[name] = network_of(kind, place, own, _device)
+    return networks
 
 
 def class_of(library: str, kind: str) -> Any:

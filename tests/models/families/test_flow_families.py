@@ -293,6 +293,19 @@ def test_a_distilled_model_is_warned_of_before_it_is_trained(name: str, capsys: 
             assert ("distilled to a few steps" in capsys.readouterr().out) == ("," in case)
 
 
+@pytest.mark.parametrize("name", ["flux", "z_image", "flux2_klein"])
+def test_guidance_that_a_model_does_not_read_is_told(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rollout, judged = {"steps": 3, "guidance_scale": 1.0}, {"steps": 3, "guidance_scale": 4.0}
+    config = parameters(tmp_path, policy={"train": "dit"}, sampling={"rollout": rollout, "eval": judged})
+    for case, (build, _) in CASES.items():
+        if case.partition(",")[0] == name:
+            resolve(config, family=find_family(name)).build(build())
+            told = "the guidance of sampling.eval changes nothing" in " ".join(capsys.readouterr().out.split())
+            assert told == (case in ("flux, schnell", "flux2_klein, distilled"))
+
+
 SOURCES = {"flux": (0, 1), "flux_kontext": (1, 0), "flux2_klein": (4, 5), "qwen_image": (0, 1)}
 SOURCES |= {"qwen_image_edit": (1, 2), "qwen_image_edit_plus": (3, 4), "sd3": (0, 1), "z_image": (0, 1)}
 SOURCES |= {"wan": (0, 1), "wan_i2v": (1, 2), "ltx": (0, 1)}

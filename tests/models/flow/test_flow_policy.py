@@ -41,6 +41,11 @@ def published(state: Tensor, velocity: Tensor, step: int, noise: float = 0.7) ->
     return state + drift * (following - sigma), scale * math.sqrt(sigma - following)
 
 
+def test_several_draws_of_a_stochastic_step_are_refused() -> None:
+    with pytest.raises(UserError, match=r"policy\.flow\.draws is 2, and a stochastic step has one noise"):
+        policy_with(flow=FlowConfig(draws=2))
+
+
 def test_every_step_is_the_published_transition_at_its_own_sigma() -> None:
     policy = policy_with(flow=EVERY_STEP)
     got = rollout(policy)

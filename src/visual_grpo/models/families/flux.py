@@ -52,7 +52,7 @@ class Flux:
         """``size``: (height, width) in pixels, multiples of 16."""
         self.pipeline, self.transformer, self.options = pipeline, pipeline.transformer, options
         self.latent_shape = latent_shape(pipeline, size, self.transformer.config.in_channels // 4)
-        self.distilled = not self.transformer.config.guidance_embeds  # schnell
+        self.distilled = self.unguided = not self.transformer.config.guidance_embeds  # schnell
 
     def schedule(self, steps: int) -> Schedule:
         _, h, w = self.latent_shape

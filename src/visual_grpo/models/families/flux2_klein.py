@@ -48,7 +48,7 @@ class Flux2Klein:
         self.pipeline, self.transformer, self.options = pipeline, pipeline.transformer, options
         patch = 2 * pipeline.vae_scale_factor
         self.latent_shape = (self.transformer.config.in_channels, size[0] // patch, size[1] // patch)
-        self.distilled = pipeline.config.is_distilled
+        self.distilled = self.unguided = pipeline.config.is_distilled
 
     def schedule(self, steps: int) -> Schedule:
         """Returns the pipeline's schedule, whose shift depends on the numbers of patches and of steps."""

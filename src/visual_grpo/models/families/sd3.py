@@ -51,8 +51,8 @@ class Sd3:
         largest = limits.pos_embed_max_size * limits.patch_size * pipeline.vae_scale_factor
         if max(size) > largest:
             raise UserError(
-                f"data.height and data.width are {size[0]} and {size[1]}, and this model has positions for {largest}"
-                " pixels a side."
+                f"This model has positions for {largest} pixels a side, and a picture of {size[0]} x {size[1]} is asked"
+                " for. Lower data.height and data.width, or those of sampling.rollout where they are larger."
             )
 
     def schedule(self, steps: int) -> Schedule:

@@ -113,7 +113,8 @@ def load(path: str, config: ModelConfig, pipeline_class: str = "WanPipeline") ->
     """Loads a folder or hub id, frozen, with Euler's steps in place of the checkpoint's UniPC, whose steps depend on
     earlier ones and have no likelihood, and with the shift of ``config.options``; VAE and image encoder in float32, as
     their authors use them."""
-    pipeline = load_pipeline(pipeline_class, path, config, prepare=partial(_prepare, shift=config.options.get("shift")))
+    prepare = partial(_prepare, shift=config.options.get("shift"))
+    pipeline = load_pipeline(pipeline_class, path, config, in_float32=("vae", "image_encoder"), prepare=prepare)
     if pipeline.transformer_2 is not None or pipeline.config.expand_timesteps:
         raise UserError(f"The model {path!r} is of Wan 2.2; the families wan and wan_i2v need Wan 2.1.")
     pipeline.vae.enable_slicing()  # One video is decoded at a time.
@@ -121,9 +122,6 @@ def load(path: str, config: ModelConfig, pipeline_class: str = "WanPipeline") ->
 
 
 def _prepare(pipeline: Any, shift: Any) -> None:
-    for network in (pipeline.vae, getattr(pipeline, "image_encoder", None)):
-        if network is not None:
-            network.float()
     saved = pipeline.scheduler
     key = "flow_shift" if "flow_shift" in saved.config else "shift"
     if shift is not None:

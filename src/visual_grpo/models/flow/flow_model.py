@@ -6,12 +6,14 @@ videos, C x f x h x w latents of f latent frames stand in their place, in all of
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 
+from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import PromptRecord, Sample
 
 C = TypeVar("C")
@@ -31,8 +33,17 @@ class Schedule:
 
     @classmethod
     def of(cls, scheduler: Any) -> Schedule:
-        """Reads a scheduler of diffusers after its ``set_timesteps``."""
-        return cls(timesteps=tuple(scheduler.timesteps.tolist()), sigmas=tuple(scheduler.sigmas.tolist()))
+        """Reads a scheduler of diffusers after its ``set_timesteps``.
+
+        Raises UserError for a number of steps that it has no noise levels for.
+        """
+        timesteps, sigmas = tuple(scheduler.timesteps.tolist()), tuple(scheduler.sigmas.tolist())
+        if not all(map(math.isfinite, sigmas)):  # diffusers divides 0 by 0.
+            raise UserError(
+                f"The steps of a sampler are {len(timesteps)}, and this model's scheduler, which ends at a noise level"
+                " above 0 (shift_terminal), needs at least 2. Raise the steps, such as sampling.eval.steps."
+            )
+        return cls(timesteps=timesteps, sigmas=sigmas)
 
     def __len__(self) -> int:
         return len(self.timesteps)

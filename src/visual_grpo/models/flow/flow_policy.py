@@ -20,6 +20,7 @@ from torch import Tensor
 
 from visual_grpo.common.decisions import GaussianLikelihoods
 from visual_grpo.common.device import map_on_cores
+from visual_grpo.common.errors import UserError
 from visual_grpo.common.phases import alike, phase
 from visual_grpo.common.types import PromptRecord, Rollout, Share
 from visual_grpo.config import PolicyConfig, SamplerConfig
@@ -85,7 +86,14 @@ class FlowPolicy(AdapterPolicy[FlowTrajectory[C]]):
         """``sampler`` is for training samples; ``kl_reference`` stores the reference's means, for a KL penalty.
 
         ``forward_process``: the decisions are noises on samples of the ODE, as the losses nft and awm need.
+
+        Raises UserError for several draws of a stochastic step, which has one noise.
         """
+        if config.flow.draws > 1 and not forward_process:
+            raise UserError(
+                f"policy.flow.draws is {config.flow.draws}, and a stochastic step has one noise. Set it to 1, or"
+                " forward_process=True for the losses nft and awm."
+            )
         super().__init__(adapter)
         self.model, self.config, self.kl_reference = model, config, kl_reference
         self.steps, self.guidance_scale = sampler.denoising()

@@ -178,7 +178,8 @@ def unpacked(tokens: Tensor, height: int) -> Tensor:
 
 def shifted_schedule(scheduler: Any, steps: int, tokens: int) -> Schedule:
     """The pipelines' schedule: noise levels shifted by the number of image tokens (arXiv 2403.03206, section 5.3.2)."""
-    scheduler.set_timesteps(sigmas=np.linspace(1, 1 / steps, steps), mu=shift_of(scheduler, tokens))
+    with np.errstate(invalid="ignore"):  # `Schedule.of` refuses what is not a number.
+        scheduler.set_timesteps(sigmas=np.linspace(1, 1 / steps, steps), mu=shift_of(scheduler, tokens))
     return Schedule.of(scheduler)
 
 

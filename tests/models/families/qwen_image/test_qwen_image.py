@@ -12,6 +12,7 @@ from torch.nn.functional import pixel_shuffle, pixel_unshuffle
 
 from tests.models import flow_checks
 from tests.models.families.qwen_image import tiny
+from tests.training.few_steps import parameters
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import ModelConfig
@@ -19,6 +20,7 @@ from visual_grpo.models.families import qwen_image_edit
 from visual_grpo.models.families.qwen_image import FAMILY, QwenImage, QwenImageOptions
 from visual_grpo.models.families.qwen_image_edit import QwenImageEdit
 from visual_grpo.models.family import find_family
+from visual_grpo.models.run_spec import resolve
 
 CPU = ModelConfig(path="unused", device="cpu")
 
@@ -117,6 +119,15 @@ def test_the_gradient_goes_through_both_branches_and_the_scale(pipeline: Any) ->
     slope = float(ends[0] - ends[1]) / 2e-2
     assert exact == pytest.approx(slope, rel=1e-2)
     assert abs(part - slope) > 0.05 * abs(slope)
+
+
+def test_a_single_step_is_refused_before_any_work(pipeline: Any, tmp_path: Path) -> None:
+    """Its scheduler's noise levels are not numbers then, and neither are the pictures."""
+    steps = {"steps": 2, "guidance_scale": 4.0}
+    sampling = {"rollout": steps, "eval": {**steps, "steps": 1}}
+    spec = resolve(parameters(tmp_path, policy={"train": "dit"}, sampling=sampling), family=FAMILY)
+    with pytest.raises(UserError, match=r"steps of a sampler are 1, .* needs at least 2.* sampling\.eval\.steps"):
+        spec.build(pipeline)
 
 
 def test_an_edit_pipeline_needs_its_processor(edit_pipeline: Any, tmp_path: Path) -> None:

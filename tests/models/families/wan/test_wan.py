@@ -23,6 +23,7 @@ from visual_grpo.models.families.wan_i2v import WanI2V, WanI2VOptions
 from visual_grpo.models.family import find_family
 from visual_grpo.models.module import ModelSettings
 from visual_grpo.models.run_spec import options_of
+from visual_grpo.models.without_weights import without_weights
 from visual_grpo.training.components import load_model, load_policy
 
 CPU = ModelConfig(path="unused", device="cpu")
@@ -124,17 +125,24 @@ def test_a_model_that_does_not_read_one_first_frame_is_refused(tmp_path: Path, o
         find_family("auto", str(tmp_path)).load(str(tmp_path), CPU)
 
 
-def test_clip_keeps_its_precision(tmp_path: Path) -> None:
-    tiny.pipeline(i2v=True).save_pretrained(tmp_path)
-    pipeline = find_family("wan_i2v").load(str(tmp_path), CPU.model_copy(update={"dtype": "bfloat16"}))
-    dtypes = (pipeline.image_encoder.dtype, pipeline.vae.dtype, pipeline.transformer.dtype)
-    assert dtypes == (torch.float32, torch.float32, torch.bfloat16)
+@pytest.mark.parametrize("i2v", [False, True])
+def test_the_vae_and_clip_keep_the_precision_of_their_files(i2v: bool, tmp_path: Path) -> None:
+    saved = tiny.pipeline(i2v=i2v)
+    saved.save_pretrained(tmp_path)
+    config = CPU.model_copy(update={"dtype": "bfloat16"})
+    pipeline = find_family("auto", str(tmp_path)).load(str(tmp_path), config)
+    with without_weights("meta"):
+        planned = find_family("auto", str(tmp_path)).load(str(tmp_path), config.model_copy(update={"device": "meta"}))
+    for name in ("vae", "image_encoder") if i2v else ("vae",):
+        read, network = getattr(pipeline, name).state_dict(), getattr(planned, name)
+        torch.testing.assert_close(read, getattr(saved, name).state_dict(), rtol=0, atol=0)
+        assert network.dtype == torch.float32
+    assert pipeline.transformer.dtype == planned.transformer.dtype == torch.bfloat16
 
 
-def test_the_vae_keeps_its_precision_and_unipc_is_replaced(tmp_path: Path) -> None:
+def test_unipc_is_replaced(tmp_path: Path) -> None:
     tiny.pipeline().save_pretrained(tmp_path)
     pipeline = FAMILY.load(str(tmp_path), CPU.model_copy(update={"dtype": "bfloat16"}))
-    assert (pipeline.vae.dtype, pipeline.text_encoder.dtype) == (torch.float32, torch.bfloat16)
     assert type(pipeline.scheduler).__name__ == "FlowMatchEulerDiscreteScheduler"
     assert pipeline.scheduler.config.shift == 3.0
     model = load_model(str(tmp_path), size=(64, 64), frames=5, dtype="bfloat16", device="cpu")
