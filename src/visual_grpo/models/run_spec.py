@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from visual_grpo.common import console
 from visual_grpo.common.decisions import Likelihoods, Matches
 from visual_grpo.common.errors import UserError, nearest_hint
 from visual_grpo.config import (
@@ -21,7 +20,6 @@ from visual_grpo.config import (
     SamplingConfig,
 )
 from visual_grpo.config.policy import FlowSettings, TokenSettings
-from visual_grpo.grpo.distributed import ranks
 from visual_grpo.grpo.losses import LOSSES, average_decay, is_forward_process, unread_clips
 from visual_grpo.models.family import Family, find_family
 from visual_grpo.models.module import Kind, ModelSettings
@@ -92,27 +90,14 @@ class RunSpec:
         if self.rollout_settings != self.settings:
             built.rollouts = self.family.build(loaded, self.rollout_settings)
         for name, module in self.family.modules.items():
-            if module.kind == "flow":
-                self._check_samplers(built, name)
+            for sampler in self.denoised.values() if module.kind == "flow" else ():
+                built.part(name, sampler).schedule(sampler.denoising()[0])
         return built
 
-    def _check_samplers(self, built: Model, module: str) -> None:
-        """Has the flow ``module`` refuse steps that it cannot take, and tells of guidance that it does not read.
-
-        A `FlowModel` without guidance has a true attribute ``unguided``.
-        """
-        samplers = {"sampling.rollout": self.rollout, "sampling.eval": self.config.sampling.eval, **self.controls}
-        unread = []
-        for name, sampler in samplers.items():
-            (steps, scale), model = sampler.denoising(), built.part(module, sampler)
-            model.schedule(steps)
-            if scale > 1 and getattr(model, "unguided", False):
-                unread.append(name)
-        if unread and ranks.rank() == 0:
-            console.note(
-                f"Warning: the guidance of {', '.join(unread)} changes nothing: this model was distilled to work"
-                " without. Set guidance_scale to 1, also in evaluation.controls."
-            )
+    @property
+    def denoised(self) -> dict[str, SamplerConfig]:
+        """The samplers of training and evaluation by their names."""
+        return {"sampling.rollout": self.rollout, "sampling.eval": self.config.sampling.eval, **self.controls}
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A different process resolves again, since a family holds functions."""

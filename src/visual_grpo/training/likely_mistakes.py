@@ -29,6 +29,7 @@ def likely_mistakes(
 ) -> Iterator[str]:
     """Yields a sentence for each mistake that shows before the first step."""
     yield from _different_guidance(spec)
+    yield from _unread_guidance(spec, model.local if isinstance(model, DistributedModel) else model)
     yield from _long_warmup(spec)
     yield from _idle_patience(spec.config)
     yield from _repeated_prompts(spec, train_prompts)
@@ -59,6 +60,21 @@ def _different_guidance(spec: RunSpec) -> Iterator[str]:
             f"training samples are generated with guidance {rollout:g}, the eval sampler has {judged:g}. What is"
             " learned at one overshoots or falls short at the other; let sampling.rollout.guidance_scale and"
             " sampling.eval.guidance_scale agree."
+        )
+
+
+def _unread_guidance(spec: RunSpec, model: Model) -> Iterator[str]:
+    """A `FlowModel` that does not read a guidance scale has a true attribute ``unguided``."""
+    flows = [name for name in spec.modules if spec.family.modules[name].kind == "flow"]
+    unread = [
+        name
+        for name, sampler in spec.denoised.items()
+        if any(sampler.denoising()[1] > 1 and getattr(model.part(flow, sampler), "unguided", False) for flow in flows)
+    ]
+    if unread:
+        yield (
+            f"the guidance of {', '.join(unread)} changes nothing: this model was distilled to work without. Set"
+            " guidance_scale to 1, also in evaluation.controls."
         )
 
 
