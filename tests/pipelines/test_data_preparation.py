@@ -71,7 +71,8 @@ def test_sealed_records_are_counted_beside_the_others(parameters, data, tmp_path
 def test_eval_prompts_that_training_has_too_are_said(repeats, said, parameters, data, tmp_path, capsys):
     jsonl(data, [{"prompt": f"a cat {n % (60 // repeats)}"} for n in range(60)])
     prepare_records(parameters.data, {}, draft_in(tmp_path))
-    assert re.search(r"eval +\d+ records, \d+ prompts?(.*)", capsys.readouterr().out)[1].rstrip() == said
+    (found,) = re.findall(r"eval +\d+ records, \d+ prompts?(.*)", capsys.readouterr().out)
+    assert found.rstrip() == said
 
 
 @pytest.mark.parametrize(
