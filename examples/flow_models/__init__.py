@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from visual_grpo.config.presets import Preset
 from visual_grpo.starter.worlds import SHAPES, SmallModel
 
 _MODELS = "examples.flow_models.models"
 WORLD = replace(
     SHAPES,
+    preset=Preset(rewards=SHAPES.preset.rewards),  # Not the weights of GLM-Image's decoder.
     models={
         "sd3": SmallModel(pretrain={f"{_MODELS}:pretrain_sd3": ("vae", "dit")}),
         "flux": SmallModel(pretrain={f"{_MODELS}:pretrain_flux": ("vae", "dit")}),

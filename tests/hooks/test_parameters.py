@@ -16,6 +16,7 @@ from tests.small_project import ROOT
 from visual_grpo.adapter_folder import adapter_digest
 from visual_grpo.common.digests import file_digest
 from visual_grpo.common.errors import UserError
+from visual_grpo.config.validation import validate
 from visual_grpo.data.datasets import FolderDataset
 from visual_grpo.grpo.checkpoint import SUMS, save_checkpoint
 from visual_grpo.hooks.cli import parsed
@@ -95,6 +96,15 @@ def test_grpo_parameters_replace_those_of_single_modules_in_earlier_sources(
     hooks.after_context_created(context_of(given, tmp_path / "conf"))
     dit = hooks._parameters.grpo_of("dit")
     assert (dit.learning_rate, dit.kl_weight, dit.advantage_epsilon) == (1e-4, 0.04, 0.03)
+
+
+@pytest.mark.parametrize("env", [*sorted(path.name for path in (ROOT / "conf").glob("*_small")), "text"])
+def test_a_setting_of_a_small_models_only_module_leaves_the_rewards(env: str) -> None:
+    weights = []
+    for given in ("", "modules.dit.learning_rate=1e-4"):
+        loader = ProjectConfigLoader(str(ROOT / "conf"), env=env, runtime_params=parsed(given), **CONFIG_LOADER_ARGS)
+        weights.append(validate(loader["parameters"]).weights(["dit"]))
+    assert weights[0] == weights[1]
 
 
 @pytest.mark.parametrize(("given", "output"), [("", "before"), (",output=moved", "moved")])
