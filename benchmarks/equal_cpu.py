@@ -46,7 +46,6 @@ LOOPS: dict[str, tuple[str, float]] = {
     "awm": (AWM, 1.0),
     "awm_twice": (AWM, 2.0),
     "awm_new_noise": (f"{AWM},{NEW_NOISE}", 2.0),
-    "awm_sampled": (f"{AWM},grpo.average_decay=0", 1.0),
 }
 """Parameters, and the learning rate over the configuration's."""
 

@@ -27,6 +27,7 @@ from visual_grpo.operations.retraining.job import Code
 from visual_grpo.pipelines.promote import judge, promote, require_promotion
 from visual_grpo.pipelines.rollback import roll_back
 from visual_grpo.provenance import code
+from visual_grpo.tracking.adapter_lookup import find_version
 from visual_grpo.tracking.registry import Registry
 from visual_grpo.training import components
 
@@ -217,6 +218,19 @@ def test_a_rollback_returns_to_the_version_before_and_is_undone_only_where_that_
     assert gate.champion() == 1
     assert gate.ask(better, rolled_back=True)["promoted"]
     assert gate.champion() == 2
+
+
+def test_a_version_whose_files_are_gone_is_neither_rolled_back_to_nor_promoted(gate: Gate) -> None:
+    first, better = gate.train("first", 0.1), gate.train("better", 0.2)
+    gate.ask(first)
+    gate.ask(better)
+    for version in ("1", "2"):
+        shutil.rmtree(find_version(f"models:/{NAME}/{version}").adapters())
+    with pytest.raises(UserError, match=rf"adapters of models:/{NAME}/1 .* are gone"):
+        gate.roll_back()
+    assert gate.champion() == 2
+    assert Registry(NAME).register(better).version == 3
+    assert Registry(NAME).register(better).version == 3
 
 
 def test_another_reward_than_the_champions_is_promoted_only_where_that_is_intended(gate: Gate) -> None:

@@ -10,6 +10,7 @@ import json
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -79,7 +80,8 @@ class Registry:
         return None if version is None else Registered.of(version)
 
     def register(self, adapters: Path, result: Sequence[str] = (), tags: Mapping[str, str] | None = None) -> Registered:
-        """Makes the adapters of a training a version; the same weights again give the version that they have.
+        """Makes the adapters of a training a version; the same weights again give the version that they have,
+        unless its files are gone.
 
         Raises UserError if the adapters or their base model are damaged or gone, or the adapters have links. Of the
         version, ``result`` is the evaluation in words, and ``tags`` are further tags.
@@ -91,7 +93,9 @@ class Registry:
         check_weights(adapters)
         facts, weights = read_facts(adapters), weights_digest(adapters)
         if (version := self._with_weights(weights)) is not None:
-            return version
+            with suppress(UserError):  # Its files are gone: they are registered again.
+                version.adapters()
+                return version
         run = own_run(adapters)
         run_id = None if run is None else run.info.run_id
         known = {DIGEST: adapter_digest(adapters), WEIGHTS: weights, "training.run": run_id, **(tags or {})}
@@ -137,7 +141,7 @@ class Registry:
         if replaced == NOTHING:
             raise UserError(f"{self.name}@{self.alias} is version {present.version}, which did not replace a version.")
         with mlflow_api.mlflow_client() as client:
-            client.get_model_version(self.name, replaced)  # Raises if it was deleted.
+            Registered.of(client.get_model_version(self.name, replaced)).adapters()  # Raises if they are gone.
             client.set_model_version_tag(self.name, str(present.version), ROLLED_BACK, _now())
             client.set_registered_model_alias(self.name, self.alias, replaced)
         return present.version, int(replaced)
@@ -231,7 +235,7 @@ class Registry:
 
     def _with_weights(self, weights: str) -> Registered | None:
         versions = [version for version in versions_with(weights, WEIGHTS) if version.name == self.name]
-        return min(versions, key=lambda version: version.version, default=None)
+        return max(versions, key=lambda version: version.version, default=None)
 
     def _make(self) -> None:
         about = f"LoRA adapters of Visual GRPO, a version for each training; {CHAMPION} is the alias of the one in use."
