@@ -229,8 +229,8 @@ def test_a_version_whose_files_are_gone_is_neither_rolled_back_to_nor_promoted(g
     with pytest.raises(UserError, match=rf"adapters of models:/{NAME}/1 .* are gone"):
         gate.roll_back()
     assert gate.champion() == 2
-    assert Registry(NAME).register(better).version == 3
-    assert Registry(NAME).register(better).version == 3
+    assert Registry(NAME).register(Path(better)).version == 3
+    assert Registry(NAME).register(Path(better)).version == 3
 
 
 def test_another_reward_than_the_champions_is_promoted_only_where_that_is_intended(gate: Gate) -> None:
