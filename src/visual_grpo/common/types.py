@@ -253,7 +253,7 @@ class TrainBatch(Generic[T]):
         return len(self.rollout.mask if self.rollout.block is None else self.rollout.block)
 
     def drawn_place(self, decisions: Likelihoods, rows: Tensor) -> tuple[Tensor, list[int]]:
-        """Returns their index as `place` does, with the rows counted from the first one that this process generated."""
+        """Returns the index of the ``decisions`` of ``rows`` ([b]) in ``average_velocities``."""
         own, columns = self.place(decisions, rows)
         return own - (self.rollout.block.start if self.rollout.block else 0), columns
 

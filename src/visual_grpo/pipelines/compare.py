@@ -20,7 +20,7 @@ from visual_grpo.operations.candidates import ComparedModel, find_model, sample_
 from visual_grpo.starter.world_defaults import default_parameters
 
 _SHARED = {"lora": "policy", "rewards": "rewards"}
-"""Parameter of a module -> the section that has all modules' value, if it is not ``grpo``."""
+"""Parameter of a module -> the section that sets it for all modules, if it is not ``grpo``."""
 
 
 def create_pipeline() -> Pipeline:
@@ -94,7 +94,7 @@ def training_differences(first: ComparedModel, second: ComparedModel) -> dict[st
 
 
 def _said(name: str, value: Any) -> Any:
-    """Says for all modules' value what a module's parameter is without one of its own (`config.ModuleConfig`)."""
+    """Returns a value, or the section that gives it where a module sets none of its own (`config.ModuleConfig`)."""
     section, *path = name.split(".")
     if value is not None or section != "modules" or len(path) < 2:
         return value
