@@ -83,6 +83,38 @@ def test_weights_that_are_not_those_of_the_network_are_named(
         load(changed(saved, tmp_path / "model", part, change))
 
 
+def edit(file: str, **values: Any) -> Callable[[Path], object]:
+    def change(folder: Path) -> None:
+        place = folder / file
+        place.write_text(json.dumps((json.loads(place.read_text()) if place.is_file() else {}) | values))
+
+    return change
+
+
+def split_without_a_map(folder: Path) -> None:
+    for file in (folder / "transformer").glob("*.safetensors"):
+        file.rename(file.with_name("diffusion_pytorch_model-00001-of-00001.safetensors"))
+    edit("transformer/diffusion_pytorch_model.safetensors.index.json", metadata={})(folder)
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (edit("model_index.json", transformer=["no_such_library", "Net"]), "No module named 'no_such_library'"),
+        (edit("transformer/config.json", num_layers="3"), "TypeError 'str' object cannot be interpreted"),
+        (split_without_a_map, "KeyError 'weight_map'"),
+    ],
+)
+def test_a_folder_that_its_library_cannot_read_is_named(
+    saved: Path, damage: Callable[[Path], object], said: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(saved, folder)
+    damage(folder)
+    with pytest.raises(UserError, match=f"The model '{folder}' cannot be loaded: .*{said}"):
+        load(str(folder))
+
+
 def test_weights_that_are_quantised_already_are_refused(saved: Path, tmp_path: Path) -> None:
     shutil.copytree(saved, tmp_path / "model")
     file = tmp_path / "model/text_encoder_2/config.json"

@@ -30,6 +30,8 @@ from visual_grpo.models.without_weights import networks_of
 _POINTER = "adapter_config.json"
 """The file by which transformers loads the model that it names, which may be on the hub, with an adapter."""
 
+_DAMAGED = (OSError, ValueError, AttributeError, ImportError, LookupError, TypeError, SafetensorError)
+"""What the model libraries raise for files that are not a model's."""
 _OF_TRANSFORMERS = ["*.json", "*.txt", "*.jinja", "*.model", "model*.safetensors"]
 """Files that a model of transformers is loaded from."""
 
@@ -142,9 +144,10 @@ def loading(path: str) -> Iterator[None]:
             f"The download of the model {path!r} broke off: {str(error).strip() or type(error).__name__}\nStart the"
             " command again: it continues with the files that are still missing."
         ) from error
-    except (OSError, ValueError, AttributeError, SafetensorError) as error:
+    except _DAMAGED as error:
+        kind = f"{type(error).__name__} " if isinstance(error, (ImportError, LookupError, TypeError)) else ""
         raise UserError(
-            f"The model {path!r} cannot be loaded: {error}\n"
+            f"The model {path!r} cannot be loaded: {kind}{error}\n"
             "A hub id needs a network or a download made before; a folder must be complete: each component with its"
             " configuration and its whole .safetensors files."
         ) from error
