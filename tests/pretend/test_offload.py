@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.models.token_policies import CapturedOnCpu
 from tests.pretend.accelerator import DEVICE, Accelerator, OnDevice
 from tests.pretend.test_policies import CASES
 from tests.pretend.trained import assert_equal, config_of, networks_of, records_of, score, train
@@ -19,6 +20,7 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.models import offload
 from visual_grpo.models.offload import device_tensors, enable_offload, move_to_host, on_device, pinned_bytes
 from visual_grpo.models.run_spec import resolve
+from visual_grpo.models.tokens import generation
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.training import components
 
@@ -55,7 +57,8 @@ def test_networks_that_take_turns_train_the_same(
         changes = {**changes, "grpo": {"updates_per_rollout": 1}}
     folder = request.getfixturevalue(fixture)
     records = records_of(source_images if "task" in changes.get("data", {}) else ())
-    expected = train(config_of(tmp_path, "cpu", **changes), folder, records)
+    with replaced(generation, "TokenSteps", lambda _: CapturedOnCpu):
+        expected = train(config_of(tmp_path, "cpu", **changes), folder, records)
     with Accelerator() as gpu, watched() as together:
         found = train(offloaded(tmp_path, changes), folder, records)
     assert_equal(expected, found)
@@ -67,7 +70,8 @@ def test_networks_that_take_turns_train_the_same(
 def test_edits_are_drawn_as_if_all_were_there(pipeline_folder: Path, tmp_path: Path, source_images: list[Path]) -> None:
     changes = {**CASES["joint"][1], "data": {"task": "i2i"}}
     records = records_of(source_images)
-    expected = train(config_of(tmp_path, "cpu", **changes), pipeline_folder, records)
+    with replaced(generation, "TokenSteps", lambda _: CapturedOnCpu):
+        expected = train(config_of(tmp_path, "cpu", **changes), pipeline_folder, records)
     with Accelerator(), watched() as together:
         found = train(offloaded(tmp_path, changes), pipeline_folder, records)
     assert_equal(expected, found)
