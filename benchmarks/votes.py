@@ -34,7 +34,7 @@ from visual_grpo.data.manifest import RecordTable
 from visual_grpo.evaluation.paired import paired_difference
 from visual_grpo.evaluation.samples import distinct_prompts, image_seed
 from visual_grpo.models.run_spec import RunSpec, resolve
-from visual_grpo.pipelines.vote import find_pairs
+from visual_grpo.operations.vote_pairs import find_pairs
 from visual_grpo.rewards.build import build_reward
 from visual_grpo.rewards.votes.choices import FIRST, SECOND, Choice, Pair, append_line
 from visual_grpo.rewards.votes.votes_reward import fitted_head

@@ -44,6 +44,8 @@ from visual_grpo.data.text_tables import Row, csv_rows, has_json_lines, json_lin
 
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet", ".tar")
 """Suffixes of tables; a JSON file is a table if it holds records."""
+LISTED = "metadata.jsonl"
+"""The file of an image folder with a line of each picture: its name, its prompt, and more."""
 _ROWS_IN_MEMORY = 16
 """Rows of a Parquet table that are read at a time."""
 
@@ -89,7 +91,7 @@ def read_metadata(path: Path, limits: Limits, data: DataConfig) -> Iterator[Item
 
 
 def is_metadata(file: Path) -> bool:
-    return file.name.lower() in ("metadata.jsonl", "metadata.csv") and file.is_file()
+    return file.name.lower() in (LISTED, "metadata.csv") and file.is_file()
 
 
 def find_table(path: Path, limits: Limits) -> Path | None:

@@ -21,6 +21,7 @@ from visual_grpo.common.types import PromptRecord, Sample, TextSample
 from visual_grpo.config import DataConfig, Parameters
 from visual_grpo.config.pipelines import GenerateConfig
 from visual_grpo.data.preparation import ad_hoc_records
+from visual_grpo.data.tabular import LISTED
 from visual_grpo.evaluation.pictures import Painter, caption, grid, of_sample, save, suffix_of
 from visual_grpo.evaluation.samples import Request, generate_batches, requests
 from visual_grpo.models.run_spec import RunSpec
@@ -44,8 +45,6 @@ def create_pipeline() -> Pipeline:
     )
 
 
-LISTED = "metadata.jsonl"
-"""File, prompt, seed, record and sources of each picture: an image folder, so that score reads it."""
 _SOURCES = "sources"
 """Folder for copies of the sources, since the prepared ones of ``generate.prompts`` are deleted after the run."""
 _SHEET_COLUMNS, _SHEET_MOST = 5, 100

@@ -14,7 +14,8 @@ REWARDS = '''
 
 import torch
 
-from visual_grpo.starter.shapes import shapes_reward as shapes
+from visual_grpo.starter.shapes import judging
+from visual_grpo.starter.shapes.shapes_reward import ShapesReward
 
 
 def capped(iou, asked):
@@ -22,15 +23,15 @@ def capped(iou, asked):
     return 0.5 * (of_asked / 0.9).clamp(max=1) + 0.5 * matches, matches & (of_asked > 0.7)
 
 
-class CappedShapes(shapes.ShapesReward):
+class CappedShapes(ShapesReward):
     def __call__(self, prompts, samples):
-        shapes._shape = capped
+        judging._shape = capped
         return super().__call__(prompts, samples)
 
 
 def palette(prompts, samples):
-    objects = [shapes.find_objects(image[None]) for image in samples]
-    return torch.cat([shapes.nearness(one, shapes.color_distances(one).amin(-1)) for one in objects])
+    objects = [judging.find_objects(image[None]) for image in samples]
+    return torch.cat([judging.nearness(one, judging.color_distances(one).amin(-1)) for one in objects])
 '''
 CONF = """
 policy: {train: dit}
