@@ -24,7 +24,7 @@ class Painter:
         self.gain, self.side = gain, side
         self.batches: list[int] = []
         self.adapters: dict[str, Any] = {}
-        self.text_tokens = None
+        self.text_tokens = self.rollouts = None
 
     def generate(self, prompts: Sequence[PromptRecord], seeds: Sequence[int], sampler: SamplerConfig) -> list[Tensor]:
         self.batches.append(len(prompts))

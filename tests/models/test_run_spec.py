@@ -239,6 +239,22 @@ def test_a_plan_says_what_is_trained_and_drawn(tmp_path: Path) -> None:
     assert (vl.rollout.temperature, vl.rollout.top_p, vl.rollout.top_k) == (1.0, 1.0, 0)
 
 
+@pytest.mark.parametrize(
+    ("family", "asks", "changes", "expected"),
+    [
+        ("glm_image", asked, {}, {"temperature": 1.3, "top_p": 1.0, "top_k": 0, "stochastic": False}),
+        ("glm_image", asked, {"sampling": {"rollout": STEPS, "eval": STEPS}}, {"temperature": 1.0, "top_p": 1.0}),
+        ("sd3", of_sd3, {}, {"steps": 4, "stochastic": True}),
+        ("sd3", of_sd3, {"grpo": {"loss": "nft"}}, {"steps": 4, "stochastic": False}),
+    ],
+)
+def test_samples_by_the_rollout_are_those_of_a_training(
+    family: str, asks: Any, changes: dict[str, Any], expected: dict[str, Any], tmp_path: Path
+) -> None:
+    sampler = resolve(asks(tmp_path, **changes), family=find_family(family)).sampler("rollout")
+    assert sampler.model_dump(include=expected.keys()) == expected
+
+
 def test_a_control_is_the_eval_sampler_with_its_changes(tmp_path: Path) -> None:
     controls = [{"guidance_scale": 3.0}, {"guidance_scale": 1.5}, {"top_k": 5, "steps": 8}, {"guidance_scale": 3.0}]
     spec = resolve(asked(tmp_path, evaluation={"controls": controls}), family=find_family("glm_image", None))

@@ -34,11 +34,17 @@ BASE = {"family": "glm_image", "path": "base"}
 BRIGHTNESS = {"brightness": {"function": "tests.evaluation.painter:brightness"}}
 
 
-def draw(folder: Path, model: Path, **settings: Any) -> list[dict[str, Any]]:
+def draw(folder: Path, model: Path, rollout: dict[str, Any] | None = None, **settings: Any) -> list[dict[str, Any]]:
     """What the list of pictures says; the pictures are in ``folder/drawn``."""
     folder.mkdir(exist_ok=True)
     config = parameters(
-        data=SIZE, model={"path": str(model)}, adapter="none", generate=settings, rewards=BRIGHTNESS, output=str(folder)
+        data=SIZE,
+        model={"path": str(model)},
+        adapter="none",
+        generate=settings,
+        rewards=BRIGHTNESS,
+        output=str(folder),
+        sampling={"rollout": rollout or {}},
     )
     drawn = generate_for_prompts(
         resolve(config), folder, folder / "07_model_output/generated", new_folder(folder / "generated")
@@ -80,6 +86,17 @@ def test_pictures_of_a_file_of_prompts_are_listed_and_repeat(tmp_path: Path, pip
         assert (pictures[0] != pictures[2]).any()
         assert row["seed"] != differing["seed"]
     assert (tmp_path / "one/drawn/contact_sheet.png").is_file()
+
+
+def test_pictures_by_the_rollout_sampler_have_the_size_of_training_samples(
+    tmp_path: Path, pipeline_folder: Path
+) -> None:
+    rollout = {"height": 128, "width": 192, "steps": 2}
+    for sampler, size in (("rollout", (192, 128)), ("eval", (96, 64))):
+        folder = tmp_path / sampler
+        [row] = draw(folder, pipeline_folder, rollout, prompt="a red circle", sampler=sampler)
+        with Image.open(folder / "drawn" / row["file_name"]) as picture:
+            assert picture.size == size
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import gc
 import json
+import math
 import os
 import signal
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -213,6 +214,35 @@ def test_the_parameter_says_which_adapter_evaluate_will_find(tmp_path: Path, ada
     assert names == {"best", "last", "vl", "training.csv", "training.json"}
     facts = json.loads((tmp_path / "out" / "training.json").read_text())
     assert (facts["adapter"], facts["best_step"], facts["best_eval_total"]) == (adapter, 2, -1)
+
+
+class Partly(CountingScorer):
+    """Scores the evaluations, of three samples, as it is told."""
+
+    totals: Iterator[Sequence[float]]
+
+    def __call__(self, prompts: Any, samples: Any) -> Scores:
+        scores = super().__call__(prompts, samples)
+        return replace(scores, total=torch.tensor(next(self.totals))) if len(samples) == 3 else scores
+
+
+@pytest.mark.parametrize(
+    ("second", "best"),
+    [
+        ((math.nan, math.nan, 0.99), 2),  # Higher on the only one.
+        ((math.nan, 0.4, 0.97), 2),  # A higher mean, of easier prompts.
+        ((math.nan, 0.4, 0.99), 4),
+        ((0.6, 0.5, 0.9), 4),
+    ],
+)
+def test_the_best_adapter_is_the_best_on_the_prompts_that_were_scored(
+    second: tuple[float, ...], best: int, tmp_path: Path
+) -> None:
+    scorer = Partly()
+    scorer.totals = iter([(0.5, 0.4, 0.98), second, (math.nan,) * 3])
+    run = token_run(tmp_path, TokenModel(), scorer, grpo={"steps": 6}, evaluation={"prompts": 3, "every": 2})
+    execute(run, tmp_path / "out")
+    assert run.progress.best_step == best
 
 
 def test_without_an_evaluation_the_last_step_is_the_best_one(tmp_path: Path) -> None:

@@ -63,6 +63,11 @@ class RunSpec:
             frames=size.get("frames", self.settings.frames),
         )
 
+    def sampler(self, name: str) -> SamplerConfig:
+        """Returns the sampler ``eval``, or for ``rollout`` that of training samples: of a model without tokens, its
+        denoising steps are as stochastic as in training."""
+        return self.samplers.get(name) or self.samplers.get("sde", self.rollout)
+
     @property
     def forward_process(self) -> bool:
         """True if flow modules train on noised samples of the ODE instead of stochastic steps."""

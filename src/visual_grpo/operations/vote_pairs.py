@@ -66,17 +66,18 @@ def _generated_pairs(spec: RunSpec, records: RecordTable, file: Path, latest: Pa
     """Generates two samples of a training prompt for each pair that was not generated before."""
     parameters = spec.config
     adapters = adapters_or_base(parameters.vote.adapter, latest)
-    sampler = getattr(parameters.sampling, parameters.vote.sampler)
+    name = parameters.vote.sampler
+    sampler, sized = spec.sampler(name), spec.settings if name == "eval" else spec.rollout_settings
     what = {
         "model": [spec.model, content_digest(spec.model)],
         "adapters": None if adapters is None else weights_digest(adapters),
         "sampler": sampler.model_dump(mode="json"),
-        "size": [parameters.data.height, parameters.data.width],
+        "size": list(sized.size),
     }
     asked, generated = _asked(parameters.vote, records, what), _generated_before(file)
     missing = {pair: requests for pair, requests in asked.items() if pair not in generated}
     if missing:
-        painter, model = negative_points(parameters.rewards), components.build_model(spec, adapters)
+        painter, model = negative_points(parameters.rewards), components.build_generator(spec, adapters, name)
         pending, names = list(itertools.chain(*missing.values())), iter(missing)
         size = 2 * max(1, parameters.evaluation.batch_size // 2)
         with console.progress("Generating pairs", len(missing)) as bar:

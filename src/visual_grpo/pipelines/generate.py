@@ -60,8 +60,9 @@ def generate_for_prompts(spec: RunSpec, latest: Path, present: Path, draft: Path
         adapters = adapters_or_base(parameters.adapter, latest)
         _show_replaced(present, parameters.adapter, adapters)
         _show_unknown_words(parameters, records)
-        painter, model = negative_points(parameters.rewards), components.build_model(spec, adapters)
-        sampler = getattr(parameters.sampling, settings.sampler)
+        painter = negative_points(parameters.rewards)
+        model = components.build_generator(spec, adapters, settings.sampler)
+        sampler = spec.sampler(settings.sampler)
         asked = requests(records, settings.samples, settings.seed)
         generated: list[tuple[Request, Sample]] = []
         with console.progress("Generating samples", len(asked)) as bar:

@@ -75,11 +75,11 @@ def report_rewards(spec: RunSpec, base_model: dict[str, Any], records: RecordTab
             " other prompts"
         )
     scorer.check_records(prompts)
-    model = components.build_model(spec)
+    model = components.build_generator(spec, None, settings.sampler)
     asked = requests(prompts, settings.samples, parameters.evaluation.seed)
     samples: list[Sample] = []
     with console.progress("Generating samples", len(asked)) as bar:
-        sampler = spec.samplers[settings.sampler]
+        sampler = spec.sampler(settings.sampler)
         for batch, generated in generate_batches(model, asked, sampler, parameters.evaluation.batch_size):
             samples += generated
             bar.advance(len(batch))

@@ -103,6 +103,12 @@ def build_model(spec: RunSpec, adapters: Path | None = None, *, check_own_family
     return built
 
 
+def build_generator(spec: RunSpec, adapters: Path | None, sampler: str) -> Model:
+    """Builds the model for samples alone; for the sampler ``rollout``, in the size of training samples."""
+    built = build_model(spec, adapters)
+    return built if sampler == "eval" else built.rollouts or built
+
+
 def build_scorer(spec: RunSpec, modules: Sequence[str] | None = None) -> RewardSet:
     """Builds the rewards, with their weights where ``modules`` (None = all that are trained) are judged together."""
     return build_reward_set(spec.config.rewards, spec.config.weights(spec.modules if modules is None else modules))

@@ -254,27 +254,27 @@ class TrainingRun:
         if look is not None and look.alarm is not None:
             self.progress.alarms.append({"step": step, "sentence": look.alarm})
             callbacks.on_alarm(step, look.alarm, shown)
-        self._keep_best(shown.mean, look)
+        self._keep_best(shown, look)
         if patience := self.config.train.early_stopping_patience:
             self.progress.gains.look(step, shown.total.tolist(), self._units(), patience)
             if self.stopped_early is not None:
                 callbacks.note(f"Early stopping after step {step} of {self.config.grpo.steps}: {self.stopped_early}.")
         return {"eval/total": shown.mean} | ({} if look is None else look.metrics())
 
-    def _keep_best(self, score: float, look: InterimAnalysis | None) -> None:
+    def _keep_best(self, shown: Shown, look: InterimAnalysis | None) -> None:
         """Keeps the adapter of the highest score, unless this evaluation ends the training by an alarm.
 
         The best score of a reward that is cheated is the worst adapter. An alarm waits for proof, so that the policy
         has learned to cheat some evaluations before it: a rollback prefers the least suspicious evaluation.
         """
-        progress = self.progress
-        if self._is_ended_by_alarm() or math.isnan(score):
+        progress, totals = self.progress, shown.total.tolist()
+        if self._is_ended_by_alarm() or math.isnan(shown.mean):
             return
-        suspicion, better = 0.0 if look is None else look.suspicion, score > progress.best_score
-        if self.config.alarm.action == "rollback":
-            better = (-suspicion, score) > (-progress.best_suspicion, progress.best_score)
+        suspicion, better = 0.0 if look is None else look.suspicion, _is_higher(totals, progress.best_totals)
+        if self.config.alarm.action == "rollback" and suspicion != progress.best_suspicion:
+            better = suspicion < progress.best_suspicion
         if not progress.best_step or better:
-            progress.best_score, progress.best_step = score, self.trainer.step
+            progress.best_score, progress.best_totals, progress.best_step = shown.mean, totals, self.trainer.step
             with self.average.in_place():
                 progress.best_adapter, progress.best_suspicion = self.model.adapters.state(), suspicion
 
@@ -342,3 +342,16 @@ class TrainingRun:
                 records, seeds = zip(*((one.record, one.seed) for one in asked[start : start + size]), strict=True)
                 samples += self.model.generate(records, seeds, self.config.sampling.eval)
         return [one.record for one in asked], samples
+
+
+def _is_higher(totals: Sequence[float], than: Sequence[float]) -> bool:
+    """Compares the means over the prompts that both scored; where these are too few, how many each scored.
+
+    A mean over the prompts that happened to be scored would rise where a difficult one is not.
+    """
+    pairs = [pair for pair in zip(totals, than, strict=False) if not any(map(math.isnan, pair))]
+    scored, before = (sum(not math.isnan(total) for total in each) for each in (totals, than))
+    if 2 * len(pairs) < max(scored, before):
+        return scored > before
+    total, total_before = map(math.fsum, zip(*pairs, strict=True))
+    return total > total_before

@@ -35,6 +35,8 @@ class Progress:
     """One row of metrics a step."""
     best_score: float = 0.0
     """Mean total reward of the best adapter on the eval prompts at the eval sampler."""
+    best_totals: list[float] = field(default_factory=list)
+    """Its total rewards, one for each eval prompt; NaN = unscored."""
     best_step: int = 0
     """0: none was evaluated yet."""
     best_adapter: dict[str, Tensor] = field(default_factory=dict)
