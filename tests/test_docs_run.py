@@ -75,7 +75,8 @@ def test_a_block_of_commands_runs_alone(block: Block, project: Path) -> None:
         if not line.startswith("$ ") or not is_run(command):
             continue
         if "FOLDER" in command:
-            write_records(project, edits="task=i2i" in command, queries="env=qwen2_5_vl" in command)
+            source = "control" if "columns.source=control" in command else "source_image"
+            write_records(project, source if "task=i2i" in command else None, queries="env=qwen2_5_vl" in command)
         before = time.time()
         shown = shell(command, project)
         for result in results_of(command):
@@ -113,16 +114,16 @@ def shell(command: str, project: Path) -> str:
     return done.stdout
 
 
-def write_records(project: Path, *, edits: bool, queries: bool) -> None:
-    """FOLDER: drawn shapes that every reward can judge, with a target and quoted text; for edits a source, too; for
-    ``queries`` the shapes are the masks."""
+def write_records(project: Path, source: str | None, *, queries: bool) -> None:
+    """FOLDER: drawn shapes that every reward can judge, with a target and quoted text; for edits, in the column
+    ``source``, a picture to edit; for ``queries`` the shapes are the masks."""
     drawn = project / "data/01_raw/shapes"
     rows = [json.loads(line) for line in (drawn / "records.jsonl").read_text(encoding="utf-8").splitlines()]
     folder = project / "FOLDER"
     shutil.copytree(drawn / "target_images", folder / "target_images", dirs_exist_ok=True)
     chosen = [row | {"prompt": f'{row["prompt"]}, with the word "cat"'} for row in rows[::4]]
-    if edits:
-        chosen = [row | {"source_image": row["target_image"]} for row in chosen]
+    if source:
+        chosen = [row | {source: row["target_image"]} for row in chosen]
     if queries:
         chosen = [query_of(row, folder) for row in chosen]
     (folder / "records.jsonl").write_text("".join(json.dumps(row) + "\n" for row in chosen), encoding="utf-8")

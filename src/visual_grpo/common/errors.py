@@ -103,8 +103,8 @@ def counted(number: int, what: str) -> str:
 
 
 def sentence(text: str) -> str:
-    """``text`` with a full stop, unless it ends with a question, as `nearest_hint` does."""
-    return text if text.endswith("?") else f"{text}."
+    """``text`` with a full stop, unless it ends with one or with a question, as `nearest_hint` does."""
+    return text if text.endswith((".", "?")) else f"{text}."
 
 
 def user_error(error: BaseException) -> UserError | None:

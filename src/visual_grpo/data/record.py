@@ -143,7 +143,7 @@ class Rejected(Exception):  # noqa: N818 (an outcome, not a program error)
 
     def __str__(self) -> str:
         name = "" if self.id is None else f" (id {self.id!r})"
-        return sanitize(f"{self.place}{name}: {sentence(self.message)} {self.remedy}.")
+        return sanitize(f"{self.place}{name}: {sentence(self.message)} {sentence(self.remedy)}")
 
 
 Item = Record | Rejected | Note
