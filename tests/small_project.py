@@ -78,6 +78,18 @@ def small_project(folder: Path) -> Path:
     return folder
 
 
+def kept(project: Path) -> Path:
+    """A copy of ``project``, which `restored` puts in its place again."""
+    return Path(shutil.copytree(project, project.with_name("kept"), symlinks=True))
+
+
+def restored(kept: Path) -> Path:
+    """The project as it was when it was `kept`, where it was: MLflow refuses a copy in a different place."""
+    project = kept.with_name("project")
+    shutil.rmtree(project)
+    return Path(shutil.copytree(kept, project, symlinks=True))
+
+
 def paste(command: str, project: Path) -> subprocess.CompletedProcess[str]:
     """The line as a user would paste it into a shell in the project."""
     return subprocess.run(

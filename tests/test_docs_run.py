@@ -19,7 +19,7 @@ from examples.scenes.small_qwen2_5_vl import build_model, build_processor
 from tests.markdown import Block, blocks, files_before
 from tests.models.families.sd3 import tiny
 from tests.rewards.segmentation.small_sam2 import save_sam2
-from tests.small_project import paste, small_project
+from tests.small_project import kept, paste, restored, small_project
 from visual_grpo.operations.retraining.job import Code
 
 NOT_RUN = {
@@ -57,12 +57,12 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     project = small_project(tmp_path_factory.mktemp("finished") / "project")
     save_small_models(project)
     shell(".venv/bin/kedro run", project)
-    return project
+    return kept(project)
 
 
 @pytest.fixture
-def project(finished: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(finished, tmp_path / "project", symlinks=True))
+def project(finished: Path) -> Path:
+    return restored(finished)
 
 
 @pytest.mark.slow

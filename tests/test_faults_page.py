@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.small_project import ROOT, paste, small_project
+from tests.small_project import ROOT, kept, paste, restored, small_project
 from visual_grpo.common.digests import tree_digest
 
 CHECKPOINTS, BASELINE = "data/06_models/checkpoints", "data/07_model_output/baseline"
@@ -118,7 +118,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (project / "my_rewards.py").write_text(REWARD, encoding="utf-8")
     done = paste(".venv/bin/kedro run", project)
     assert done.returncode == 0, done.stderr
-    return shutil.copytree(project, project.with_name("finished"), symlinks=True)
+    return kept(project)
 
 
 def contents(project: Path) -> set[str]:
@@ -130,9 +130,7 @@ def contents(project: Path) -> set[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_ends_as_the_page_says_and_loses_nothing(fault: str, finished: Path) -> None:
-    project = finished.with_name("project")  # MLflow knows its place.
-    shutil.rmtree(project)
-    shutil.copytree(finished, project, symlinks=True)
+    project = restored(finished)
     (options, edit), (code, says) = FAULTS[fault], PAGE[fault]
     if edit is not None:
         edit(project)
