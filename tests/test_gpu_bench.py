@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -138,6 +139,35 @@ def test_a_part_that_fails_crashes_or_hangs_ends_alone(tmp_path: Path) -> None:
     assert len(table(results, "before it hangs")) == len(table(results, "fine")) == 1
     assert "1 errors; 2 of 4 processes did not come to their end" in done.stdout
     assert done.returncode == 1
+
+
+def test_every_process_that_cannot_use_the_device_starts_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(KIT)
+    driver = import_module("run")
+    started: list[str] = []
+
+    def start(self: Any, name: str, part: Any, job: str, until: float) -> Any:
+        started.append(f"{job} by {self.context.get_start_method()}")
+        code = driver.NO_DEVICE if self.context.get_start_method() == "forkserver" else 0
+        return type("Ended", (), {"join": lambda *_: None, "is_alive": lambda _: False, "exitcode": code})()
+
+    monkeypatch.setattr(driver.Driver, "_start", start)
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    options = SimpleNamespace(tiny=False, parts=[], out=str(tmp_path))
+    running = driver.Driver(options=options, end=time.monotonic() + 100, work=tmp_path)
+    running._run_part("part", driver.Part(90, {"one": "", "other": ""}))
+    assert started == ["one by forkserver", "other by forkserver", "one by spawn", "other by spawn"]
+    assert [(row["job"], row["end"]) for row in running.ended] == [("one", 0), ("other", 0)]
+
+
+def test_what_all_parts_import_leaves_bitsandbytes_to_them(tmp_path: Path) -> None:
+    """It starts CUDA, which a forked process could not use then."""
+    (tmp_path / "bitsandbytes.py").write_text("raise SystemExit('it was imported')", encoding="utf-8")
+    script = "import importlib.util, preloaded; print(importlib.util.find_spec('bitsandbytes').origin)"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (tmp_path, KIT, ROOT / "src", ROOT)))}
+    command = [sys.executable, "-W", "ignore", "-c", script]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines()[-1:] == [str(tmp_path / "bitsandbytes.py")], done.stderr
 
 
 def test_every_model_has_a_part_and_a_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
