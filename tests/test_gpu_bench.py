@@ -19,6 +19,9 @@ from typing import Any
 import pytest
 import torch
 
+from visual_grpo.models.execution import VARIANTS, compile_blocks
+from visual_grpo.models.lora_layers import is_compiled
+
 ROOT = Path(__file__).parents[1]
 KIT = ROOT / "benchmarks/gpu"
 TABLES = {
@@ -168,6 +171,23 @@ def test_what_all_parts_import_leaves_bitsandbytes_to_them(tmp_path: Path) -> No
     command = [sys.executable, "-W", "ignore", "-c", script]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.stdout.splitlines()[-1:] == [str(tmp_path / "bitsandbytes.py")], done.stderr
+
+
+def test_blocks_are_compiled_by_a_torch_without_a_limit_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(KIT)
+    models = import_module("models")
+
+    def before_2_13(model: Any, *, fullgraph: bool = False, dynamic: bool | None = None) -> Any:
+        return model
+
+    monkeypatch.setattr(torch, "compile", before_2_13)
+    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 8)
+    blocks = torch.nn.Sequential(torch.nn.Linear(2, 2))
+    blocks._no_split_modules = ["Linear"]
+    with models.recompile_limit():
+        compile_blocks(blocks)
+        assert is_compiled(blocks)
+        assert torch._dynamo.config.recompile_limit == VARIANTS
 
 
 def test_every_model_has_a_part_and_a_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
