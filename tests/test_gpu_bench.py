@@ -190,6 +190,24 @@ def test_blocks_are_compiled_by_a_torch_without_a_limit_for_each(monkeypatch: py
         assert torch._dynamo.config.recompile_limit == VARIANTS
 
 
+def test_a_learning_that_takes_too_long_leaves_its_lines_and_its_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(KIT)
+    learning, recording = import_module("learning"), import_module("recording")
+    report = tmp_path / "output/08_reporting/of_the_base.txt"
+    report.parent.mkdir(parents=True)
+    report.touch()
+    monkeypatch.setattr(learning, "_KEDRO", "import time; print('trains', flush=True); time.sleep(60)")
+    until = time.monotonic() + learning.SPARE + 2
+    given = {"tiny": True, "work": tmp_path, "out": tmp_path / "out", "until": until, "plans": {}, "card": {}}
+    rows, machine = recording.Recorder("part", tmp_path / "rows"), recording.Machine(device="cpu", **given)
+    with pytest.raises(RuntimeError, match="a kill: its time was over"):
+        learning.run(rows, machine, "learning")
+    assert "trains" in capfd.readouterr().out
+    assert (tmp_path / "out/learning/of_the_base.txt").is_file()
+
+
 def test_every_model_has_a_part_and_a_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(KIT)
     cases, recording, driver = (import_module(name) for name in ("cases", "recording", "run"))
