@@ -21,6 +21,7 @@ import torch
 
 from visual_grpo.models.execution import VARIANTS, compile_blocks
 from visual_grpo.models.lora_layers import is_compiled
+from visual_grpo.operations.plan.dry_run import planned_model, planned_trainer, records_for
 
 ROOT = Path(__file__).parents[1]
 KIT = ROOT / "benchmarks/gpu"
@@ -206,6 +207,26 @@ def test_a_learning_that_takes_too_long_leaves_its_lines_and_its_report(
         learning.run(rows, machine, "learning")
     assert "trains" in capfd.readouterr().out
     assert (tmp_path / "out/learning/of_the_base.txt").is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("weight", "forwards"), [(0.0, 0), (0.1, 2)])
+def test_the_plain_loop_has_a_reference_where_the_configuration_has_a_penalty(
+    weight: float, forwards: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(KIT)
+    cases, plain_loop, recording = (import_module(name) for name in ("cases", "plain_loop", "recording"))
+    given = {"tiny": True, "work": tmp_path, "out": tmp_path, "until": math.inf, "plans": {}, "card": {}}
+    folder = cases.small_folder("flux", recording.Machine(device="cpu", **given))
+    changes = {"model": {"device": "cpu"}, "grpo": {"kl_weight": weight}}
+    config = cases.small("flux", "dit", folder, changes)
+    policy = planned_trainer(planned_model(config, measured=True)).policy
+    with records_for(config.data, 10, 1) as records:
+        loop = plain_loop.PlainLoop(policy, config, records, 2)
+        found = [loop.adapter.disabled]
+        monkeypatch.setattr(loop.adapter, "disabled", lambda: found.append(None) or found[0]())
+        loop.step()
+    assert len(found) - 1 == forwards
 
 
 def test_every_model_has_a_part_and_a_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
