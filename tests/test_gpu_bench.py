@@ -109,7 +109,13 @@ BROKEN = """
     import run
 
     def fine(rows, machine, job):
-        rows.add("fine", job=job, left=machine.left())
+        rows.add("fine", job=job, left=machine.left(), compiled=os.environ["TORCHINDUCTOR_CACHE_DIR"])
+
+    def waits(rows, machine, job):
+        rows.add("before it waits", value=1.0)
+        results = machine.out / "results.json"
+        while not results.is_file() or "before it waits" not in results.read_text():
+            time.sleep(0.1)
 
     def fails(rows, machine, job):
         raise ValueError("as told")
@@ -122,8 +128,8 @@ BROKEN = """
         time.sleep(600)
 
     if __name__ == "__main__":
-        run.PRELOADED = []
-        run.PARTS = {{n: run.Part(20, {{n: f"broken:{{n}}"}}) for n in ("fails", "crashes", "hangs", "fine")}}
+        run.PRELOADED, run.WRITTEN = [], 1.0
+        run.PARTS = {{n: run.Part(20, {{n: f"broken:{{n}}"}}) for n in ("waits", "fails", "crashes", "hangs", "fine")}}
         run.main()
 """
 
@@ -132,16 +138,18 @@ BROKEN = """
 def test_a_part_that_fails_crashes_or_hangs_ends_alone(tmp_path: Path) -> None:
     script = tmp_path / "broken.py"
     script.write_text(dedent(BROKEN).format(kit=str(KIT), here=str(tmp_path)), encoding="utf-8")
-    done, results = run(script, tmp_path, "--seconds", "300", "fails", "crashes", "hangs", "fine")
+    done, results = run(script, tmp_path, "--seconds", "300", "waits", "fails", "crashes", "hangs", "fine")
     assert [(row["part"], row["end"]) for row in results["ended"]] == [
+        ("waits", 0),  # It saw its row written before its end.
         ("fails", 0),
         ("crashes", -11),
         ("hangs", "killed: its time was over"),
         ("fine", 0),
     ]
     assert [row["error"] for row in table(results, "errors")] == ["ValueError: as told"]
-    assert len(table(results, "before it hangs")) == len(table(results, "fine")) == 1
-    assert "1 errors; 2 of 4 processes did not come to their end" in done.stdout
+    assert len(table(results, "before it hangs")) == 1
+    assert [Path(row["compiled"]).parent.name for row in table(results, "fine")] == ["fine-fine"]
+    assert "1 errors; 2 of 5 processes did not come to their end" in done.stdout
     assert done.returncode == 1
 
 

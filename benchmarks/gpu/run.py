@@ -45,6 +45,8 @@ _ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
 }
 PRELOADED = ["preloaded"]
+WRITTEN = 20.0
+"""Seconds from one writing of the results to the next, also within a part: whatever ends all of this loses no more."""
 
 
 @dataclass(frozen=True)
@@ -113,8 +115,11 @@ class Driver:
     def _run_part(self, name: str, part: Part) -> None:
         until = min(time.monotonic() + part.seconds * (20 if self.options.tiny else 1), self.end)
         waiting = list(part.jobs)[: TRIED if self.options.tiny else None]
-        running = dict[BaseProcess, tuple[str, float, Any]]()
+        running, written = dict[BaseProcess, tuple[str, float, Any]](), time.monotonic()
         while waiting or running:
+            if time.monotonic() - written > WRITTEN:
+                self._write()
+                written = time.monotonic()
             while waiting and len(running) < (os.cpu_count() or 1) and until - time.monotonic() > 10:
                 job = waiting.pop(0)
                 running[self._start(name, part, job, until)] = job, time.monotonic(), self.context
@@ -178,6 +183,7 @@ def work(function: str, part: str, job: str, folder: Path, given: dict[str, Any]
     os.dup2(log, 2)
     recording, torch = resolve_name("recording"), resolve_name("torch")
     rows = recording.Recorder(part, folder / "rows.jsonl")
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "compiled")  # Nothing that an earlier call has compiled.
     torch.set_num_threads(1)
     try:
         torch.zeros(1, device=given["device"])
