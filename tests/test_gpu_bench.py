@@ -15,6 +15,7 @@ from pathlib import Path
 from textwrap import dedent
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -192,7 +193,7 @@ def test_blocks_are_compiled_by_a_torch_without_a_limit_for_each(monkeypatch: py
     monkeypatch.setattr(torch, "compile", before_2_13)
     monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 8)
     blocks = torch.nn.Sequential(torch.nn.Linear(2, 2))
-    blocks._no_split_modules = ["Linear"]
+    vars(blocks)["_no_split_modules"] = ["Linear"]
     with models.recompile_limit():
         compile_blocks(blocks)
         assert is_compiled(blocks)
@@ -231,10 +232,9 @@ def test_the_plain_loop_has_a_reference_where_the_configuration_has_a_penalty(
     policy = planned_trainer(planned_model(config, measured=True)).policy
     with records_for(config.data, 10, 1) as records:
         loop = plain_loop.PlainLoop(policy, config, records, 2)
-        found = [loop.adapter.disabled]
-        monkeypatch.setattr(loop.adapter, "disabled", lambda: found.append(None) or found[0]())
-        loop.step()
-    assert len(found) - 1 == forwards
+        with patch.object(loop.adapter, "disabled", wraps=loop.adapter.disabled) as disabled:
+            loop.step()
+    assert disabled.call_count == forwards
 
 
 def test_every_model_has_a_part_and_a_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
