@@ -8,15 +8,21 @@ import os
 import re
 import subprocess
 import sys
+import time
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from textwrap import dedent
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
+
+from visual_grpo.models.execution import VARIANTS, compile_blocks
+from visual_grpo.models.lora_layers import is_compiled
+from visual_grpo.operations.plan.dry_run import planned_model, planned_trainer, records_for
 
 ROOT = Path(__file__).parents[1]
 KIT = ROOT / "benchmarks/gpu"
@@ -104,7 +110,13 @@ BROKEN = """
     import run
 
     def fine(rows, machine, job):
-        rows.add("fine", job=job, left=machine.left())
+        rows.add("fine", job=job, left=machine.left(), compiled=os.environ["TORCHINDUCTOR_CACHE_DIR"])
+
+    def waits(rows, machine, job):
+        rows.add("before it waits", value=1.0)
+        results = machine.out / "results.json"
+        while not results.is_file() or "before it waits" not in results.read_text():
+            time.sleep(0.1)
 
     def fails(rows, machine, job):
         raise ValueError("as told")
@@ -117,8 +129,8 @@ BROKEN = """
         time.sleep(600)
 
     if __name__ == "__main__":
-        run.PRELOADED = []
-        run.PARTS = {{n: run.Part(20, {{n: f"broken:{{n}}"}}) for n in ("fails", "crashes", "hangs", "fine")}}
+        run.PRELOADED, run.WRITTEN = [], 1.0
+        run.PARTS = {{n: run.Part(20, {{n: f"broken:{{n}}"}}) for n in ("waits", "fails", "crashes", "hangs", "fine")}}
         run.main()
 """
 
@@ -127,17 +139,102 @@ BROKEN = """
 def test_a_part_that_fails_crashes_or_hangs_ends_alone(tmp_path: Path) -> None:
     script = tmp_path / "broken.py"
     script.write_text(dedent(BROKEN).format(kit=str(KIT), here=str(tmp_path)), encoding="utf-8")
-    done, results = run(script, tmp_path, "--seconds", "300", "fails", "crashes", "hangs", "fine")
+    done, results = run(script, tmp_path, "--seconds", "300", "waits", "fails", "crashes", "hangs", "fine")
     assert [(row["part"], row["end"]) for row in results["ended"]] == [
+        ("waits", 0),  # It saw its row written before its end.
         ("fails", 0),
         ("crashes", -11),
         ("hangs", "killed: its time was over"),
         ("fine", 0),
     ]
     assert [row["error"] for row in table(results, "errors")] == ["ValueError: as told"]
-    assert len(table(results, "before it hangs")) == len(table(results, "fine")) == 1
-    assert "1 errors; 2 of 4 processes did not come to their end" in done.stdout
+    assert len(table(results, "before it hangs")) == 1
+    assert [Path(row["compiled"]).parent.name for row in table(results, "fine")] == ["fine-fine"]
+    assert "1 errors; 2 of 5 processes did not come to their end" in done.stdout
     assert done.returncode == 1
+
+
+def test_every_process_that_cannot_use_the_device_starts_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(KIT)
+    driver = import_module("run")
+    started: list[str] = []
+
+    def start(self: Any, name: str, part: Any, job: str, until: float) -> Any:
+        started.append(f"{job} by {self.context.get_start_method()}")
+        code = driver.NO_DEVICE if self.context.get_start_method() == "forkserver" else 0
+        return type("Ended", (), {"join": lambda *_: None, "is_alive": lambda _: False, "exitcode": code})()
+
+    monkeypatch.setattr(driver.Driver, "_start", start)
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    options = SimpleNamespace(tiny=False, parts=[], out=str(tmp_path))
+    running = driver.Driver(options=options, end=time.monotonic() + 100, work=tmp_path)
+    running._run_part("part", driver.Part(90, {"one": "", "other": ""}))
+    assert started == ["one by forkserver", "other by forkserver", "one by spawn", "other by spawn"]
+    assert [(row["job"], row["end"]) for row in running.ended] == [("one", 0), ("other", 0)]
+
+
+def test_what_all_parts_import_leaves_bitsandbytes_to_them(tmp_path: Path) -> None:
+    """It starts CUDA, which a forked process could not use then."""
+    (tmp_path / "bitsandbytes.py").write_text("raise SystemExit('it was imported')", encoding="utf-8")
+    script = "import importlib.util, preloaded; print(importlib.util.find_spec('bitsandbytes').origin)"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (tmp_path, KIT, ROOT / "src", ROOT)))}
+    command = [sys.executable, "-W", "ignore", "-c", script]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines()[-1:] == [str(tmp_path / "bitsandbytes.py")], done.stderr
+
+
+def test_blocks_are_compiled_by_a_torch_without_a_limit_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(KIT)
+    models = import_module("models")
+
+    def before_2_13(model: Any, *, fullgraph: bool = False, dynamic: bool | None = None) -> Any:
+        return model
+
+    monkeypatch.setattr(torch, "compile", before_2_13)
+    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 8)
+    blocks = torch.nn.Sequential(torch.nn.Linear(2, 2))
+    vars(blocks)["_no_split_modules"] = ["Linear"]
+    with models.recompile_limit():
+        compile_blocks(blocks)
+        assert is_compiled(blocks)
+        assert torch._dynamo.config.recompile_limit == VARIANTS
+
+
+def test_a_learning_that_takes_too_long_leaves_its_lines_and_its_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(KIT)
+    learning, recording = import_module("learning"), import_module("recording")
+    report = tmp_path / "output/08_reporting/of_the_base.txt"
+    report.parent.mkdir(parents=True)
+    report.touch()
+    monkeypatch.setattr(learning, "_KEDRO", "import time; print('trains', flush=True); time.sleep(60)")
+    until = time.monotonic() + learning.SPARE + 2
+    given = {"tiny": True, "work": tmp_path, "out": tmp_path / "out", "until": until, "plans": {}, "card": {}}
+    rows, machine = recording.Recorder("part", tmp_path / "rows"), recording.Machine(device="cpu", **given)
+    with pytest.raises(RuntimeError, match="a kill: its time was over"):
+        learning.run(rows, machine, "learning")
+    assert "trains" in capfd.readouterr().out
+    assert (tmp_path / "out/learning/of_the_base.txt").is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("weight", "forwards"), [(0.0, 0), (0.1, 2)])
+def test_the_plain_loop_has_a_reference_where_the_configuration_has_a_penalty(
+    weight: float, forwards: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(KIT)
+    cases, plain_loop, recording = (import_module(name) for name in ("cases", "plain_loop", "recording"))
+    given = {"tiny": True, "work": tmp_path, "out": tmp_path, "until": math.inf, "plans": {}, "card": {}}
+    folder = cases.small_folder("flux", recording.Machine(device="cpu", **given))
+    changes = {"model": {"device": "cpu"}, "grpo": {"kl_weight": weight}}
+    config = cases.small("flux", "dit", folder, changes)
+    policy = planned_trainer(planned_model(config, measured=True)).policy
+    with records_for(config.data, 10, 1) as records:
+        loop = plain_loop.PlainLoop(policy, config, records, 2)
+        with patch.object(loop.adapter, "disabled", wraps=loop.adapter.disabled) as disabled:
+            loop.step()
+    assert disabled.call_count == forwards
 
 
 def test_every_model_has_a_part_and_a_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,6 +40,8 @@ from kedro.framework.cli.cli import main
 main()
 """
 """The entry point of the command, which wheels in a folder do not put on the PATH."""
+SPARE = 10.0
+"""Seconds that are left for the results of a run that does not come to its end."""
 
 
 def run(rows: Recorder, machine: Machine, _: str) -> None:
@@ -48,23 +50,22 @@ def run(rows: Recorder, machine: Machine, _: str) -> None:
     params = ",".join(f"{name}={value}" for name, value in given.items())
     store = {"MLFLOW_TRACKING_URI": f"sqlite:///{machine.work / 'mlflow.db'}", "DO_NOT_TRACK": "1"}
     started = time.monotonic()
-    done = subprocess.run(
-        [sys.executable, "-c", _KEDRO, "run", "--env=sd3_small", f"--params={params}"],
-        cwd=ROOT,
-        env=os.environ | store,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
-    print(done.stdout, flush=True)
-    seconds = time.monotonic() - started
-    if done.returncode:
-        raise RuntimeError(f"kedro run ended with {done.returncode}: {done.stdout.strip()[-500:]}")
+    command = [sys.executable, "-c", _KEDRO, "run", "--env=sd3_small", f"--params={params}"]
+    try:  # Its lines go into this process's log as they come: a kill leaves them.
+        seconds = machine.left() - SPARE
+        done = subprocess.run(command, cwd=ROOT, env=os.environ | store, timeout=seconds, check=False)
+        ended = str(done.returncode)
+    except subprocess.TimeoutExpired:
+        ended = "a kill: its time was over"
+    seconds, reporting = time.monotonic() - started, output / "08_reporting"
+    if reporting.is_dir():
+        shutil.copytree(reporting, machine.out / "learning", dirs_exist_ok=True)
+    if ended != "0":
+        log = machine.work / "log"
+        last = log.read_text(errors="replace").strip()[-500:] if log.is_file() else ""
+        raise RuntimeError(f"kedro run ended with {ended} after {seconds:.0f} s: {last}")
     rows.add("kedro run", pipelines="all, with pretraining", seconds=seconds)
-    reporting = output / "08_reporting"
     rows.add("learning", **json.loads((reporting / "result.json").read_text(encoding="utf-8")))
     headline = json.loads((reporting / "evaluation.json").read_text(encoding="utf-8"))["headline"]
     for number, line in enumerate(lines(headline), 1):
         rows.add("verdict", verdict=headline["verdict"] if number == 1 else "", line=line)
-    shutil.copytree(reporting, machine.out / "learning", dirs_exist_ok=True)

@@ -7,8 +7,9 @@ second of ours is the one that is timed; both say how far sampler and replay are
 from __future__ import annotations
 
 import gc
-from collections.abc import Mapping
-from contextlib import nullcontext
+import inspect
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 from unittest.mock import patch
@@ -22,7 +23,7 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.common.phases import watched_by
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import Parameters, merged
-from visual_grpo.models.execution import set_execution
+from visual_grpo.models.execution import VARIANTS, set_execution
 from visual_grpo.models.lora_layers import is_compiled
 from visual_grpo.operations.gpu_measurement import Stopwatch
 from visual_grpo.operations.plan.dry_run import (
@@ -141,7 +142,7 @@ class Bench:
         gc.collect()
         # On a CPU, graphs run as they are traced: no minutes of a C++ compiler.
         eager = patch.object(torch, "compile", partial(torch.compile, backend="eager"))
-        with eager if self.machine.tiny else nullcontext():
+        with eager if self.machine.tiny else nullcontext(), recompile_limit():
             set_execution(built.adapters.networks, built.modules, model)
             first, _ = total(self._step(records, COMPILING)[0])
             self.rows.add("first compiled step", model=self.name, seconds=first, uncompiled=self.step_seconds)
@@ -178,6 +179,22 @@ class Bench:
         for metric, value in step.values.items():
             self.rows.add("metrics", model=self.name, when=when, metric=metric, value=value)
         return watch, len(step.samples)
+
+
+@contextmanager
+def recompile_limit() -> Iterator[None]:
+    """Before torch 2.13, `torch.compile` has no limit of its own, and the one of all it compiles is read everywhere."""
+    real = torch.compile
+    if "recompile_limit" in inspect.signature(real).parameters:
+        yield
+        return
+
+    def compile_without(*args: Any, recompile_limit: int, **kwargs: Any) -> Any:
+        return real(*args, **kwargs)
+
+    torch._dynamo.config.recompile_limit = VARIANTS
+    with patch.object(torch, "compile", compile_without):
+        yield
 
 
 def total(watch: Stopwatch) -> tuple[float, float]:

@@ -1,7 +1,8 @@
 """A step of a plain loop in the manner of Flow-GRPO (arXiv 2505.05470), on the weights of a trainer of this project.
 
 The plain loop starts each image from its own noise, runs both branches of guidance in one forward under autocast with
-peft's LoRA in float32, takes the KL from a forward without the adapter, and accumulates gradients over micro-batches.
+peft's LoRA in float32, takes the KL, where the configuration has one, from a forward without the adapter, and
+accumulates gradients over micro-batches.
 Prompts, steps and trained steps are the trainer's, and so are the parts that cost the same: it encodes a prompt once,
 calls the transformer as the family does, and has the project's formula of the stochastic step. Qwen-Image's branches
 run one after the other, since its guidance asks for the norms of both.
@@ -35,6 +36,7 @@ class PlainLoop:
         self.config, self.records = config, records
         self.batch, self.micro = config.policy.denoise_batch, config.grpo.micro_batch_size or samples
         self.entries = torch.arange(len(records)).repeat_interleave(samples)
+        self.kl = KL if config.grpo_of("dit").kl_weight else 0.0
         self.advantages = group_advantages(torch.arange(len(self.entries)).float() % 7, samples, scale="batch")
         steps, self.guidance = config.sampling.rollout.denoising()
         self.schedule = self.model.schedule(steps)
@@ -79,14 +81,15 @@ class PlainLoop:
             for rows in torch.arange(count).split(self.micro):
                 state, advantages = states[number][rows], self.advantages[rows].to(self.device)
                 mean, std = self._transition(self._velocity(state, number, conditions, rows), state, number)
-                with torch.no_grad(), self.adapter.disabled():
-                    base, _ = self._transition(self._velocity(state, number, conditions, rows), state, number)
                 log_ratio = log_prob(states[number + 1][rows], mean, std) - old[number][rows]
                 ratio = log_ratio.exp()
                 clipped = ratio.clamp(1 - CLIP, 1 + CLIP)
                 loss = torch.maximum(-advantages * ratio, -advantages * clipped).mean()
-                loss = (loss + KL * transition_kl(mean, base, std).mean()) * len(rows) / count / len(self.trained)
-                self.scaler.scale(loss).backward()
+                if self.kl:
+                    with torch.no_grad(), self.adapter.disabled():
+                        base, _ = self._transition(self._velocity(state, number, conditions, rows), state, number)
+                    loss = loss + self.kl * transition_kl(mean, base, std).mean()
+                self.scaler.scale(loss * len(rows) / count / len(self.trained)).backward()
                 self.largest_log_ratio = self.largest_log_ratio.maximum(log_ratio.detach().abs().max())
         self.scaler.unscale_(self.optimizer)
         torch.nn.utils.clip_grad_norm_(self.parameters, 1.0)

@@ -44,7 +44,9 @@ _ENVIRONMENT = {
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # Asks the driver: CUDA that is started before a fork is lost to it.
     "TOKENIZERS_PARALLELISM": "false",
 }
-PRELOADED = ["correct", "facts", "models"]
+PRELOADED = ["preloaded"]
+WRITTEN = 20.0
+"""Seconds from one writing of the results to the next, also within a part: whatever ends all of this loses no more."""
 
 
 @dataclass(frozen=True)
@@ -113,22 +115,25 @@ class Driver:
     def _run_part(self, name: str, part: Part) -> None:
         until = min(time.monotonic() + part.seconds * (20 if self.options.tiny else 1), self.end)
         waiting = list(part.jobs)[: TRIED if self.options.tiny else None]
-        running = dict[BaseProcess, tuple[str, float]]()
+        running, written = dict[BaseProcess, tuple[str, float, Any]](), time.monotonic()
         while waiting or running:
+            if time.monotonic() - written > WRITTEN:
+                self._write()
+                written = time.monotonic()
             while waiting and len(running) < (os.cpu_count() or 1) and until - time.monotonic() > 10:
                 job = waiting.pop(0)
-                running[self._start(name, part, job, until)] = job, time.monotonic()
+                running[self._start(name, part, job, until)] = job, time.monotonic(), self.context
             if not running:  # No time is left to start them.
                 self.ended += [{"part": name, "job": job, "end": "no time left", "seconds": 0.0} for job in waiting]
                 return
-            for process, (job, began) in list(running.items()):
+            for process, (job, began, context) in list(running.items()):
                 process.join(0.05)
                 if process.is_alive() and time.monotonic() < until:
                     continue
                 del running[process]
                 end = _ended(process)
-                if end == NO_DEVICE and self.context.get_start_method() == "forkserver":
-                    print("A forked process cannot use the device: each part starts anew.", flush=True)
+                if end == NO_DEVICE and context.get_start_method() == "forkserver":
+                    print(f"{job}: a forked process cannot use the device; each part starts anew.", flush=True)
                     self.context = get_context("spawn")
                     waiting.append(job)
                     continue
@@ -178,6 +183,7 @@ def work(function: str, part: str, job: str, folder: Path, given: dict[str, Any]
     os.dup2(log, 2)
     recording, torch = resolve_name("recording"), resolve_name("torch")
     rows = recording.Recorder(part, folder / "rows.jsonl")
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "compiled")  # Nothing that an earlier call has compiled.
     torch.set_num_threads(1)
     try:
         torch.zeros(1, device=given["device"])
