@@ -192,6 +192,18 @@ def text64(data: Path) -> None:
     rows(data, "train.jsonl", {"image": [base64.b64encode(png(n)).decode() for n in range(COUNT)]})
 
 
+def large_cells(data: Path) -> None:
+    data.mkdir()
+    lines = [f"thing {n},{base64.b64encode(png(n) + bytes(150_000)).decode()}" for n in range(COUNT)]
+    (data / "train.csv").write_text("\n".join(["prompt,image", *lines]))
+
+
+def captions_beside_a_table(data: Path) -> None:
+    names = pictures(data, "{}.png")
+    captions(data, names, "short")
+    rows(data, "list.jsonl", {"image": names}, prompt="long_caption")
+
+
 def data_urls(data: Path) -> None:
     found = [{"url": f"data:image/png;base64,{base64.b64encode(png(n)).decode()}"} for n in range(COUNT)]
     rows(data, "train.jsonl", {"image_url": found})
@@ -398,6 +410,8 @@ CASES: list[tuple[Callable[[Path], None], dict[str, Any], str]] = [
     (fractions, {}, "target_image must be the path of an image, got [[[0.0"),
     (unknown_arrays, {}, "nothing reads the pictures in the column photo"),
     (urls("image_url"), {}, "target_image 'https:// ... ' is a URL, and URLs are not fetched"),
+    (large_cells, {}, USED),
+    (large_cells, {"max_file_mb": 0.14}, "a cell of line 2 has more than 196,000 characters. Close its quote, give"),
     (urls("image"), {}, "target_image 'https:// ... ' is a URL, and URLs are not fetched"),
     *(
         (
