@@ -298,6 +298,7 @@ def tar(data: Path, names: list[str]) -> None:
             file = io.BytesIO()
             Image.new("RGB", (40, 40), (20 * int(stem), 90, 60)).save(file, {"jpg": "JPEG"}.get(suffix, "PNG"))
             texts = {"txt": f"thing {stem}", "json": json.dumps({"caption": f"thing {stem}"})}
+            texts["caption"] = texts["txt"]
             content = texts[suffix].encode() if suffix in texts else file.getvalue()
             member = tarfile.TarInfo(name)
             member.size = len(content)
@@ -314,6 +315,10 @@ def plain_tar(data: Path) -> None:
 
 def tar_of_json(data: Path) -> None:
     tar(data, [f"{n}.{suffix}" for n in range(COUNT) for suffix in ("jpg", "json")])
+
+
+def tar_of_captions(data: Path) -> None:
+    tar(data, [f"{n}.{suffix}" for n in range(COUNT) for suffix in ("jpg", "caption")])
 
 
 def paths_of_pictures(data: Path) -> None:
@@ -437,6 +442,7 @@ CASES: list[tuple[Callable[[Path], None], dict[str, Any], str]] = [
     (mixed_tar, {}, USED),
     (plain_tar, {}, "the files 0.* are not next to each other, ... unpack it and give the folder"),
     (tar_of_json, {}, USED),
+    (tar_of_captions, {}, USED),
     (paths_of_pictures, {}, "prompts.txt, line 1, begins with the name of an image"),
     (captions_apart, {}, "for images/0.png there is no images/0.txt. texts/0.txt, "),
     (repeats, {}, "8 pictures (such as 10_dog/0.png) in a folder whose name has kohya's repeats"),

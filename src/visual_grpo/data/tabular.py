@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import glob
 import json
+import math
 import os
 import tarfile
 from collections import Counter
@@ -249,7 +250,9 @@ def _with_names(value: Any, kind: Any) -> Any:
 
 
 def _cell(value: Any, name: str, dataset: str, folder: Path | None) -> Any:
-    """Wraps an image's bytes; an image stored by its path becomes the path. Other values stay."""
+    """Wraps an image's bytes; an image stored by its path becomes the path, and NaN None. Other values stay."""
+    if isinstance(value, float) and math.isnan(value):
+        return None
     if isinstance(value, list) and value and isinstance(value[0], dict | bytes):
         return [_cell(image, name, dataset, folder) for image in value]
     if isinstance(value, dict) and (value.keys() == {"bytes", "path"} or isinstance(value.get("bytes"), bytes)):
