@@ -149,7 +149,7 @@ def _datasets(path: Path, limits: Limits, data: DataConfig) -> dict[str | None, 
         if is_hub:
             return load_hub_dataset(data)
         _require_own_files(path, limits)
-        dataset = datasets.load_from_disk(str(path))
+        dataset = datasets.load_from_disk(str(path)).with_format(None)  # In one, a number may be a tensor.
         return dict(dataset) if isinstance(dataset, dict) else {None: dataset}
 
 
