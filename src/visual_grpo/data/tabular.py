@@ -25,9 +25,10 @@ from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]
 
 from visual_grpo.common.errors import UserError
 from visual_grpo.config import DataConfig
+from visual_grpo.config.data import HUB
 from visual_grpo.data.archives import tar_rows
 from visual_grpo.data.columns import REJECTED, record_from_row
-from visual_grpo.data.hub_dataset import HUB, load_hub_dataset
+from visual_grpo.data.hub_dataset import load_hub_dataset
 from visual_grpo.data.record import (
     LFS_REMEDY,
     EmbeddedImage,
