@@ -118,7 +118,7 @@ def test_an_error_names_the_parameter_that_names_the_dataset(
 @pytest.mark.parametrize(
     ("training", "files", "read"),
     [
-        ({"path": "elsewhere", "config": "fr", "revision": "v2"}, ONE, "from the hub"),
+        ({"path": "hf://datasets/acme/other", "config": "fr", "revision": "v2"}, ONE, "from the hub"),
         ({"path": PATH, "config": "fr"}, TWO, "bonjour"),
     ],
 )

@@ -235,6 +235,14 @@ class TestTables:
         )
         assert len(prepare(tmp_path, path=tmp_path / "splits", split="b")) == 1
 
+    @pytest.mark.parametrize("form", [{"type": "torch", "columns": ["n"]}, {"type": "numpy"}, {"type": "pandas"}])
+    def test_a_saved_dataset_is_read_as_without_its_format(self, tmp_path, form):
+        rows = [{"id": n, "text": text, "n": n} for n, text in enumerate(PROMPTS)]
+        Dataset.from_list(rows).with_format(**form).save_to_disk(tmp_path / "data")
+        assert [(r.id, r.prompt, r.metadata) for r in prepare(tmp_path)] == [
+            (str(n), text, {"n": n}) for n, text in enumerate(PROMPTS)
+        ]
+
     def test_a_dataset_of_the_hub_names_no_file_of_this_machine(self, monkeypatch, at_a_commit):
         monkeypatch.setattr("datasets.load_dataset_builder", lambda *_, **__: builder(None, "/home/me/diary.txt"))
         assert "it names '/home/me/diary.txt', which is not a file of the hub" in refusal("hf://datasets/owner/name")

@@ -192,6 +192,18 @@ def text64(data: Path) -> None:
     rows(data, "train.jsonl", {"image": [base64.b64encode(png(n)).decode() for n in range(COUNT)]})
 
 
+def large_cells(data: Path) -> None:
+    data.mkdir()
+    lines = [f"thing {n},{base64.b64encode(png(n) + bytes(150_000)).decode()}" for n in range(COUNT)]
+    (data / "train.csv").write_text("\n".join(["prompt,image", *lines]))
+
+
+def captions_beside_a_table(data: Path) -> None:
+    names = pictures(data, "{}.png")
+    captions(data, names, "short")
+    rows(data, "list.jsonl", {"image": names}, prompt="long_caption")
+
+
 def data_urls(data: Path) -> None:
     found = [{"url": f"data:image/png;base64,{base64.b64encode(png(n)).decode()}"} for n in range(COUNT)]
     rows(data, "train.jsonl", {"image_url": found})
@@ -286,6 +298,7 @@ def tar(data: Path, names: list[str]) -> None:
             file = io.BytesIO()
             Image.new("RGB", (40, 40), (20 * int(stem), 90, 60)).save(file, {"jpg": "JPEG"}.get(suffix, "PNG"))
             texts = {"txt": f"thing {stem}", "json": json.dumps({"caption": f"thing {stem}"})}
+            texts["caption"] = texts["txt"]
             content = texts[suffix].encode() if suffix in texts else file.getvalue()
             member = tarfile.TarInfo(name)
             member.size = len(content)
@@ -302,6 +315,10 @@ def plain_tar(data: Path) -> None:
 
 def tar_of_json(data: Path) -> None:
     tar(data, [f"{n}.{suffix}" for n in range(COUNT) for suffix in ("jpg", "json")])
+
+
+def tar_of_captions(data: Path) -> None:
+    tar(data, [f"{n}.{suffix}" for n in range(COUNT) for suffix in ("jpg", "caption")])
 
 
 def paths_of_pictures(data: Path) -> None:
@@ -393,6 +410,8 @@ CASES: list[tuple[Callable[[Path], None], dict[str, Any], str]] = [
     (frames_without_text, CLIPS, "Write its prompt to more/0.txt or, if it is a frame of a video, ... to more.txt"),
     (edited_videos, CLIPS | EDITS, "the columns source_video, target_video, ... to edit cannot be a video"),
     (text64, {}, USED),
+    (large_cells, {}, USED),
+    (large_cells, {"max_file_mb": 0.14}, "a cell of line 2 has more than 196,000 characters. Close its quote, give"),
     (data_urls, {}, USED),
     (arrays, {}, USED),
     (fractions, {}, "target_image must be the path of an image, got [[[0.0"),
@@ -423,6 +442,7 @@ CASES: list[tuple[Callable[[Path], None], dict[str, Any], str]] = [
     (mixed_tar, {}, USED),
     (plain_tar, {}, "the files 0.* are not next to each other, ... unpack it and give the folder"),
     (tar_of_json, {}, USED),
+    (tar_of_captions, {}, USED),
     (paths_of_pictures, {}, "prompts.txt, line 1, begins with the name of an image"),
     (captions_apart, {}, "for images/0.png there is no images/0.txt. texts/0.txt, "),
     (repeats, {}, "8 pictures (such as 10_dog/0.png) in a folder whose name has kohya's repeats"),
@@ -448,6 +468,8 @@ CASES: list[tuple[Callable[[Path], None], dict[str, Any], str]] = [
         EDITS | {"columns": {"source": ["images"]}},
         "9 found, 9 used",
     ),
+    (captions_beside_a_table, {"columns": {"prompt": "long_caption"}}, "long_caption -> prompt, image -> target"),
+    (repeats, {"columns": {"prompt": "text"}}, "data.columns is for tables, and ... /data is read as captions. Leave"),
     (broken_links, {}, "target_image '0.png' is a link to /tmp/nowhere/x.png, which does not exist"),
     (composed_captions, {}, USED),
     (wide_sources, EDITS | {"width": 32}, "8 images ... of a different shape: more than a third is cropped away"),

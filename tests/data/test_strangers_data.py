@@ -269,12 +269,24 @@ class TestColumns:
     def test_webdataset(self, tmp_path):
         (tmp_path / "data").mkdir()
         with tarfile.open(tmp_path / "data/train-0.tar", "w") as archive:
-            for name, content in (("1.png", embedded()["bytes"]), ("1.txt", b"a cup"), ("1.json", b'{"k": [1]}')):
+            for name, content in (
+                ("1.png", embedded()["bytes"]),
+                ("1.txt", b"a cup"),
+                ("1.json", b'{"k": [1], "id": "a"}'),
+            ):
                 (tmp_path / name).write_bytes(content)
                 archive.add(tmp_path / name, name)
         (record,) = prepare(tmp_path)
-        assert (record.prompt, record.metadata) == ("a cup", {"__key__": "1", "json": {"k": [1]}})
+        assert (record.id, record.prompt) == ("a", "a cup")
+        assert record.metadata == {"__key__": "1", "json": {"k": [1]}}
         assert read_image(record.target_image).size == (64, 32)
+
+    def test_nan_is_missing(self, tmp_path):
+        rows = [{"prompt": text, "id": value, "group": value} for text, value in (("a", 7.0), ("b", float("nan")))]
+        parquet(tmp_path / "data/train.parquet", rows)
+        table = prepare(tmp_path)
+        assert [record.prompt for record in table] == ["a", "b"]
+        assert table.report["columns"]["id"] == {"id": 2}
 
     def test_names_of_columns_in_capitals(self, tmp_path):
         jsonl(tmp_path / "data/list.jsonl", [{"ID": "7", "Prompt": "a cup", "Group": "g", "Text": "b"}])

@@ -90,6 +90,20 @@ def test_a_table_names_videos(tmp_path: Path) -> None:
         assert len(greys(record.target_image)) == 5
 
 
+@pytest.mark.parametrize("atom", [b"mdat", b"wide", b"free", b"skip"])
+def test_a_quicktime_file_need_not_begin_with_its_type(tmp_path: Path, atom: bytes) -> None:
+    file = clip(tmp_path / "cat.mov")
+    file.write_bytes(file.read_bytes().replace(b"ftyp", atom, 1))
+    assert len(read_clip(file, data_config(tmp_path, **FRAMES)).pictures) == 5
+
+
+@pytest.mark.parametrize(("count", "goes_on"), [(60, False), (62, True)])
+def test_a_video_is_longer_where_it_ends_later(tmp_path: Path, count: int, goes_on: bool) -> None:
+    """At 30 frames a second, one is left after that of the last of 32 times in 2 s."""
+    file = clip(tmp_path / "cat.mp4", range(count), fps=30)
+    assert read_clip(file, data_config(tmp_path, frames=32, fps=16)).goes_on == goes_on
+
+
 def pages(file: Path) -> None:
     first, *others = frames()
     first.save(file, save_all=True, append_images=others)

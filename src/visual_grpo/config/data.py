@@ -11,6 +11,8 @@ from visual_grpo.config.base import REACHES, BuiltIn, NotEmpty, Share, Side, Str
 from visual_grpo.config.decides import Decides
 
 Limit = Annotated[float, Field(ge=0, le=1)]
+HUB = "hf://datasets/"
+"""The beginning of the path of a dataset on the Hugging Face hub."""
 
 
 class ColumnsConfig(Strict):
@@ -106,6 +108,21 @@ class DataConfig(Strict, decides=Decides.CONTENT):
     @classmethod
     def _without_its_address(cls, path: str) -> str:
         return plain_dataset(path)
+
+    @model_validator(mode="after")
+    def _what_is_given_is_read(self) -> Self:
+        of_hub, why = self.path.startswith(HUB), f"it is for a dataset of the hub, and path does not begin with {HUB}"
+        for name, is_read, reason in (
+            ("mask_value", self.task == "segmentation", f"it is for masks, and task is {self.task}"),
+            ("fps", self.frames is not None, "it is for videos, and frames is null"),
+            ("revision", of_hub, why),
+            ("config", of_hub, why),
+        ):
+            value, default = getattr(self, name), type(self).model_fields[name].default
+            if value != default and not is_read:
+                back = "null" if default is None else f"{default:g}"
+                raise ValueError(f"{name} is {value}, which nothing reads: {reason}. Leave it out, or set it to {back}")
+        return self
 
     @model_validator(mode="after")
     def _something_is_left_to_train_on(self) -> Self:

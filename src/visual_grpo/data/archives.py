@@ -38,7 +38,7 @@ _ALWAYS = 100 * _MB
 """Bytes that every zip may unpack to: a short list of prompts may well be a thousand times as long as its zip."""
 _MEMBER = re.compile(r"((?:.*/)?[^./]+)\.([^/]+)")
 """Splits a member's name into the record and the field: ``00000/17.edited.png`` is ``edited.png`` of ``00000/17``."""
-_TEXT, _NUMBER, _JSON = {"txt", "text", "transcript"}, {"cls", "cls2", "index", "inx", "id"}, {"json", "jsn"}
+_TEXT, _NUMBER, _JSON = {"txt", "text", "caption", "transcript"}, {"cls", "cls2", "index", "inx", "id"}, {"json", "jsn"}
 """Suffixes of members that are read as text, numbers and JSON; all others stay bytes."""
 
 
@@ -135,8 +135,11 @@ def tar_rows(file: Path, limits: Limits) -> Iterator[tuple[int, dict[str, Any] |
                     content = archive.extractfile(member)
                     assert content is not None
                     row[ending] = _value(content.read(), ending, f"{file.name}, row {number}, column {ending}")
-                if "txt" not in row and isinstance(row.get("json"), dict):  # Its caption is among the keys.
-                    row = row.pop("json") | row
+                if isinstance(keys := row.get("json"), dict):
+                    if "txt" in row:
+                        row = {key: keys.pop(key) for key in ("id", "group") if key in keys} | row
+                    else:  # Its caption is among the keys.
+                        row = row.pop("json") | row
                 yield number, row
             except Rejected as rejected:
                 yield number, rejected

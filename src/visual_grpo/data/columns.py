@@ -124,8 +124,6 @@ class _Row:
             return NOT_FETCHED
         if not all(map(self._is_there, each(pictures))):
             return NO_FILE
-        if isinstance(value, float) and math.isnan(value):
-            return EMPTY
         return INFINITE if _has_infinity(value) else METADATA
 
     def take_metadata(self, known: Iterable[str]) -> Any:

@@ -17,10 +17,10 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError 
 from visual_grpo.common.errors import UserError, chain
 from visual_grpo.common.hub import downloaded, not_stored, refusal, require_space
 from visual_grpo.config import DataConfig
+from visual_grpo.config.data import HUB
 from visual_grpo.data.record import shorten
 from visual_grpo.data.splits import ALL
 
-HUB = "hf://datasets/"
 _DISK = {errno.EACCES, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC, errno.ENOTDIR, errno.EPERM, errno.EROFS}
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 

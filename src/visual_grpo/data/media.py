@@ -28,6 +28,8 @@ _BEGINNINGS = (
     *(b"\x1aE\xdf\xa3", b"\0\0\0"),
 )
 """First bytes of PNG, JPEG, GIF, BMP, TIFF, WebP and AVI, Matroska, and ISO media (AVIF, HEIC, MP4)."""
+_ATOMS = frozenset({b"moov", b"mdat", b"wide", b"free", b"skip", b"pnot"})
+"""Kinds of atoms that a QuickTime file may begin with: ``ftyp`` came later (Apple's QuickTime File Format)."""
 _LEAST_BASE64 = 64
 """Characters; no picture is shorter, and shorter texts may be words."""
 _URL_SAFE = str.maketrans("-_", "+/")
@@ -91,7 +93,12 @@ def is_video(value: Any) -> bool:
 def is_video_content(head: bytes) -> bool:
     """Returns whether a file's first twelve bytes are those of MP4, MOV, Matroska, WebM or AVI."""
     is_iso = head[4:8] == b"ftyp" and head[8:12] not in (b"avif", b"avis", *HEIC)
-    return is_iso or head.startswith(b"\x1aE\xdf\xa3") or (head[:4], head[8:12]) == (b"RIFF", b"AVI ")
+    return (
+        is_iso
+        or head[4:8] in _ATOMS
+        or head.startswith(b"\x1aE\xdf\xa3")
+        or (head[:4], head[8:12]) == (b"RIFF", b"AVI ")
+    )
 
 
 def is_there(value: Any, folder: Path) -> bool:

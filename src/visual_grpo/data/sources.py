@@ -12,9 +12,9 @@ from typing import NamedTuple
 from visual_grpo.common.errors import Remedy, UserError, nearest_hint
 from visual_grpo.common.files import settled
 from visual_grpo.config import DataConfig
+from visual_grpo.config.data import HUB, ColumnsConfig
 from visual_grpo.data import coco, folders, tabular
 from visual_grpo.data.archives import unzipped
-from visual_grpo.data.hub_dataset import HUB
 from visual_grpo.data.record import (
     VIDEO_SUFFIXES,
     Item,
@@ -72,6 +72,8 @@ LAYOUTS = {
 }
 """Name -> layout, in the order in which ``auto`` tries them."""
 _SEGMENTATION_ORDER = ("records", "masks", "coco", "image_folder", "table", "prompts", "captions")
+_WITH_COLUMNS = ("records", "image_folder", "table")
+"""Layouts that read ``data.columns``."""
 _QUERIES = ("coco", "masks")
 """Layouts of queries about an image alone."""
 _IN_SUBFOLDERS = ("image_folder", "captions")
@@ -152,6 +154,11 @@ def find_records(data: DataConfig) -> RecordSource:
     if name in _QUERIES and data.task != "segmentation":
         text = f"The records in {data.path} are queries about an image with a mask, and data.task is {data.task}."
         raise UserError(text, remedy=Remedy(environment="negative_points"))
+    if data.columns != ColumnsConfig() and name not in _WITH_COLUMNS:
+        raise UserError(
+            f"data.columns is for tables, and {data.path} is read as {name}. Leave data.columns out, or give the table:"
+            f" --params={parameter}=FILE."
+        )
     return RecordSource(name, file, limits, data, folder=path if path.is_dir() and not is_saved(path) else None)
 
 
@@ -159,6 +166,8 @@ def _layout_of(path: Path, limits: Limits, data: DataConfig) -> tuple[str, Path]
     """Returns the name of the layout, and the file or folder to read. Raises UserError if none fits."""
     order = _SEGMENTATION_ORDER if data.task == "segmentation" else tuple(LAYOUTS)
     names = order if data.layout == "auto" else (data.layout,)
+    if data.columns != ColumnsConfig():  # Who names columns means a table.
+        names = tuple(sorted(names, key=lambda name: name not in _WITH_COLUMNS))
     for name in names:
         if (file := LAYOUTS[name].find(path, limits)) is None:
             continue

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import glob
 import json
+import math
 import os
 import tarfile
 from collections import Counter
@@ -24,9 +25,10 @@ from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]
 
 from visual_grpo.common.errors import UserError
 from visual_grpo.config import DataConfig
+from visual_grpo.config.data import HUB
 from visual_grpo.data.archives import tar_rows
 from visual_grpo.data.columns import REJECTED, record_from_row
-from visual_grpo.data.hub_dataset import HUB, load_hub_dataset
+from visual_grpo.data.hub_dataset import load_hub_dataset
 from visual_grpo.data.record import (
     LFS_REMEDY,
     EmbeddedImage,
@@ -148,7 +150,7 @@ def _datasets(path: Path, limits: Limits, data: DataConfig) -> dict[str | None, 
         if is_hub:
             return load_hub_dataset(data)
         _require_own_files(path, limits)
-        dataset = datasets.load_from_disk(str(path))
+        dataset = datasets.load_from_disk(str(path)).with_format(None)  # In one, a number may be a tensor.
         return dict(dataset) if isinstance(dataset, dict) else {None: dataset}
 
 
@@ -249,7 +251,9 @@ def _with_names(value: Any, kind: Any) -> Any:
 
 
 def _cell(value: Any, name: str, dataset: str, folder: Path | None) -> Any:
-    """Wraps an image's bytes; an image stored by its path becomes the path. Other values stay."""
+    """Wraps an image's bytes; an image stored by its path becomes the path, and NaN None. Other values stay."""
+    if isinstance(value, float) and math.isnan(value):
+        return None
     if isinstance(value, list) and value and isinstance(value[0], dict | bytes):
         return [_cell(image, name, dataset, folder) for image in value]
     if isinstance(value, dict) and (value.keys() == {"bytes", "path"} or isinstance(value.get("bytes"), bytes)):

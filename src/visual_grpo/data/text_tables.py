@@ -22,6 +22,10 @@ from visual_grpo.data.record import NULLS, Note, Rejected, open_text, shorten
 Row = dict[str, Any] | Rejected | Note
 _MAX_LINE = 10_000_000
 """Characters of a JSON line that is looked at."""
+_BASE64 = 1.4
+"""Characters a byte of a picture in base64, with line breaks."""
+_MAX_CELL = 2**31 - 1
+"""The largest limit of characters that `csv` takes on every system."""
 
 
 def json_rows(file: Path) -> Iterator[tuple[int, Row]]:
@@ -68,7 +72,7 @@ def csv_rows(file: Path, data: DataConfig) -> Iterator[tuple[int, Row]]:
         header = _header(rows, file, data)
         texts = {name for name in header if {name, name.lower()} & {*prompt_columns(data)}}
         last = 1
-        while (row := _next_row(rows)) is not None:
+        while (row := _next_row(rows, data.max_file_mb)) is not None:
             number = rows.reader.line_num
             if isinstance(row, dict) and isinstance(row.get(""), list):
                 message = f"the row has more fields than the header, {len(header)}"
@@ -103,16 +107,25 @@ def _header(rows: csv.DictReader[str], file: Path, data: DataConfig) -> list[str
     return header
 
 
-def _next_row(rows: csv.DictReader[str]) -> Row | None:
+def _next_row(rows: csv.DictReader[str], max_file_mb: float) -> Row | None:
     """Returns the next row, or its rejection, after which the reader goes on at the next line; None at the end."""
     first = rows.reader.line_num + 1
+    usual = csv.field_size_limit()  # It is the whole process's.
+    most = max(usual, min(round(max_file_mb * 1e6 * _BASE64), _MAX_CELL))
+    csv.field_size_limit(most)
     try:
         return next(rows, None)
     except csv.Error as error:
         last = rows.reader.line_num
-        lines = f"line {last} is" if first >= last else f"lines {first} to {last} are"
+        lines, verb = (f"line {last}", "is") if first >= last else (f"lines {first} to {last}", "are")
+        if str(error).startswith("field larger than"):
+            message = f"a cell of {lines} has more than {most:,} characters"
+            remedy = f"Close its quote, give its picture as a file, or raise data.max_file_mb={max_file_mb:g}"
+            return Rejected("file_too_large", message, remedy)
         remedy = 'Write text that has a quote (") in quotes, and the quote twice: """Open"" on a sign"'
-        return Rejected("not_csv", f"{lines} not valid CSV ({error})", remedy)
+        return Rejected("not_csv", f"{lines} {verb} not valid CSV ({error})", remedy)
+    finally:
+        csv.field_size_limit(usual)
 
 
 def has_json_lines(file: Path) -> bool:

@@ -27,6 +27,8 @@ from visual_grpo.data.record import LFS_REMEDY, EmbeddedImage, Original, Rejecte
 _REMEDY = "Replace the video or remove the record"
 _TIMED = ("GIF", "PNG", "WEBP", "AVIF")
 """Formats of animations; those with several pictures without times, such as TIFF, are none."""
+_LATE = 0.25
+"""Part of a frame by which pictures are taken late: times in files are rounded."""
 
 
 class Clip(NamedTuple):
@@ -43,7 +45,7 @@ def read_clip(video: Original, data: DataConfig) -> Clip:
     large or too short, and for one that moves too slowly to be seen.
     """
     assert data.frames is not None
-    goes_on = False
+    goes_on = has_more = False
     try:
         shown: Iterator[tuple[Image.Image, float]]
         if isinstance(video, Path) and video.is_dir():
@@ -52,16 +54,19 @@ def read_clip(video: Original, data: DataConfig) -> Clip:
             shown = _animation(video, data)
         else:
             shown = _decoded(video, data) if isinstance(video, Path) else _decoded_copy(video, data)
-        pictures = _at_times(shown, data)
+        pictures, end = _at_times(shown, data)
         with suppress(ImageError, Rejected):  # What is not used may be damaged.
-            goes_on = next(shown, None) is not None
+            for _, seconds in shown:
+                has_more, end = True, end + seconds
+                if goes_on := end > (data.frames + _LATE) / data.fps:
+                    break
     except ImageError as error:
         raise Rejected("corrupt_video", str(error), _REMEDY) from error
     if len(pictures) < data.frames:
         has = f"{counted(len(pictures), 'frame')} at {data.fps:g} a second"
         message = f"{video.name} has {has}, fewer than data.frames={data.frames}"
         raise Rejected("video_too_short", message, "Lower data.frames, raise data.fps, or remove the record")
-    if goes_on and len(set(map(id, pictures))) == 1 < data.frames:
+    if has_more and len(set(map(id, pictures))) == 1 < data.frames:
         message = f"{video.name} shows one picture for the {data.frames / data.fps:.3g} s that data.frames last"
         raise Rejected("still_video", message, "Lower data.fps, or remove the record")
     return Clip(pictures, goes_on)
@@ -86,18 +91,20 @@ def _by_number(file: Path) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdecimal() else (0, part) for part in re.split(r"(\d+)", file.name)]
 
 
-def _at_times(shown: Iterator[tuple[Image.Image, float]], data: DataConfig) -> list[Image.Image]:
-    """``shown``: pictures, and how many seconds each is shown."""
+def _at_times(shown: Iterator[tuple[Image.Image, float]], data: DataConfig) -> tuple[list[Image.Image], float]:
+    """Returns ``data.frames`` pictures, or fewer, and the end (seconds) of the last.
+
+    ``shown``: pictures, and how many seconds each is shown.
+    """
     pictures: list[Image.Image] = []
     end = 0.0
     for picture, seconds in shown:
         end += seconds
-        # A quarter of a frame late: times in files are rounded.
-        while len(pictures) < (data.frames or 0) and (len(pictures) + 0.25) / data.fps < end:
+        while len(pictures) < (data.frames or 0) and (len(pictures) + _LATE) / data.fps < end:
             pictures.append(picture)
         if len(pictures) == data.frames:
             break
-    return pictures
+    return pictures, end
 
 
 def require_pixels(name: object, size: tuple[int, int], data: DataConfig) -> None:

@@ -22,8 +22,8 @@ from visual_grpo.common.digests import content_digest, digest_once, named_paths,
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.files import write_atomically
 from visual_grpo.common.processes import ProgramError, git, output_of
+from visual_grpo.config.data import HUB
 from visual_grpo.config.places import OUTPUT, place
-from visual_grpo.data.hub_dataset import HUB
 from visual_grpo.data.manifest import IMAGES, RecordTable
 from visual_grpo.tracking.run_context import dvc_hashes, recorded
 
