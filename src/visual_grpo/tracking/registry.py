@@ -53,8 +53,9 @@ FROM_FACTS = {
 
 
 def gate_settings(promotion: PromotionConfig, evaluation: EvaluationConfig) -> str:
-    """Returns a digest (64 hex digits) of the parameters that decide a gate."""
-    rule = promotion.model_dump(mode="json", exclude={"candidate", "model", "alias", "base_copy_mb"})
+    """Returns a digest (64 hex digits) of the parameters that decide a gate, and of an alias that is not the usual."""
+    usual = {"alias"} if promotion.alias == CHAMPION else set()
+    rule = promotion.model_dump(mode="json", exclude={"candidate", "model", "base_copy_mb", *usual})
     generated = evaluation.model_dump(mode="json", include={"seed", "images_per_prompt"})
     return hashlib.sha256(json.dumps([rule, generated], sort_keys=True).encode()).hexdigest()
 
