@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
-from scipy.stats import ttest_1samp
+from scipy.stats import binomtest, ttest_1samp
 
 from visual_grpo.evaluation.paired import (
     CHUNK,
@@ -158,25 +158,38 @@ def test_what_is_undefined_or_impossible_is_said() -> None:
 
 def test_prompts_count_the_same_however_many_choices_they_have() -> None:
     found = preference([1, 1, 1, 0, 0.5, 1], ["a", "a", "a", "b", "b", "c"])
-    shares = np.array([1, 0.25, 1])
-    half = 4.302653 * shares.std(ddof=1) / math.sqrt(3)  # Student's quantile 0.975 of 2 degrees of freedom.
     assert found.share == pytest.approx(0.75)
-    assert found.ci_low == pytest.approx(max(0, 0.75 - half), abs=1e-5)
-    assert found.ci_high == 1.0
-    assert (found.prompts, found.choices, found.ties) == (3, 6, 1)
-    assert found.interval.startswith("t-interval")
+    assert (found.prompts, found.choices, found.ties, found.effective) == (3, 6, 1, 3)
 
 
-@pytest.mark.parametrize(("share", "verdict"), [(1.0, "better"), (0.0, "worse"), (0.5, "not shown")])
-def test_prompts_that_all_agree_leave_doubt(share: float, verdict: str) -> None:
-    found = preference([share] * 10, [f"p{number}" for number in range(10)])
-    assert found.interval.startswith("Wilson")
+def test_choices_of_one_prompt_count_for_as_many_independent_ones_as_the_prompts_differ() -> None:
+    """Five prompts of four choices all won, five of four half won: k p (1 - p) / var = 10 * 0.1875 / 0.0625."""
+    found = preference([1] * 20 + [1, 1, 0, 0] * 5, [f"p{choice // 4}" for choice in range(40)])
+    assert found.effective == pytest.approx(30 * (2.022691 / 2.262157) ** 2)  # Student's quantiles 0.975 of 39 and 9.
+    exact = binomtest(18, 24).proportion_ci(0.95, method="exact")  # 75% of nearly 24.
+    assert (found.ci_low, found.ci_high) == pytest.approx((exact.low, exact.high), abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("share", "prompts", "verdict"),
+    [(1.0, 10, "better"), (0.0, 10, "worse"), (0.5, 10, "not shown"), (1.0, 9, "not shown")],
+)
+def test_prompts_that_all_agree_leave_doubt(share: float, prompts: int, verdict: str) -> None:
+    found = preference([share] * prompts, [f"p{number}" for number in range(prompts)])
     assert found.ci_low < found.ci_high
     assert found.verdict == verdict
-    square = 1.959963985**2
     if share == 1:
-        assert found.ci_low == pytest.approx(10 / (10 + square))
-        assert found.ci_high == 1
+        assert (found.ci_low, found.ci_high) == pytest.approx((0.025 ** (1 / prompts), 1))
+
+
+@pytest.mark.parametrize("prompts", [10, 17, 26, 60])
+def test_voters_without_a_preference_are_seldom_said_to_have_one(prompts: int) -> None:
+    shown = sum(
+        math.comb(prompts, won)
+        for won in range(prompts + 1)
+        if preference([1] * won + [0] * (prompts - won), [*map(str, range(prompts))]).verdict != "not shown"
+    )
+    assert 0.01 < shown / 2**prompts < 0.05
 
 
 def test_of_nothing_nothing_is_said() -> None:

@@ -65,7 +65,7 @@ def test_generate_says_which_pictures_it_replaces(
         assert said in printed
         assert ("replaces" in printed) == bool(said)
         earlier.mkdir(parents=True, exist_ok=True)
-        (earlier / "metadata.jsonl").write_text("{}\n{}\n")
+        (earlier / "metadata.jsonl").write_text('{"text": "red\u2028circle"}\n{}\n', encoding="utf-8")
 
 
 def test_pictures_of_a_file_of_prompts_are_listed_and_repeat(tmp_path: Path, pipeline_folder: Path) -> None:

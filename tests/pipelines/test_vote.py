@@ -29,7 +29,9 @@ from tests.rewards.votes.voters import Browser, picture
 from visual_grpo.common import console
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.images import read_image, to_pil, to_tensor
+from visual_grpo.data.manifest import RecordTable
 from visual_grpo.models.run_spec import resolve
+from visual_grpo.operations.vote_pairs import find_pairs
 from visual_grpo.pipeline_registry import register_pipelines
 from visual_grpo.pipelines.generate import generate_for_prompts
 from visual_grpo.pipelines.score import score_folder
@@ -185,14 +187,15 @@ def test_an_interrupted_vote_goes_on(painted: Project, monkeypatch: pytest.Monke
 def test_a_folder_of_generate_can_be_judged(painted: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = painted.folder / "generated"
     folder.mkdir()
-    rows = []
+    rows, cat = [], "cat\u2028on a mat"  # A line of a text, and none of a file.
     for number in range(7):
         to_pil(picture(number)).save(folder / f"{number}.png")
-        rows.append({"file_name": f"{number}.png", "text": "cat" if number < 4 else "dog"})
-    (folder / "metadata.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        rows.append({"file_name": f"{number}.png", "text": cat if number < 4 else "dog"})
+    lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    (folder / "metadata.jsonl").write_text(lines, encoding="utf-8")
     vote(painted, monkeypatch, Voter(3), source=str(folder))
     standing = read_choices(painted.folder / "raw/choices.jsonl").standing
-    assert sorted(own.of.prompt for own in standing) == ["cat", "cat", "dog"]
+    assert sorted(own.of.prompt for own in standing) == [cat, cat, "dog"]
     with pytest.raises(UserError, match="must be draw, ab, or a folder that generate wrote"):
         vote(painted, monkeypatch, source=str(painted.folder / "none"))
     with pytest.raises(UserError, match="keep choices with the data"):
@@ -260,8 +263,9 @@ def test_the_trained_model_is_judged_blind(painted: Project, monkeypatch: pytest
     found = json.loads((folder / "ab.json").read_text())
     # The trained painter's pictures are the brighter ones, of three held-out prompts with two samples each.
     assert (found["share"], found["choices"], found["prompts"], found["verdict"]) == (1.0, 6, 3, "not shown")
-    assert found["ci_low"] == pytest.approx(3 / (3 + 1.959964**2), abs=1e-6)
-    assert any("the trained model's picture is preferred in 100% of 6 choices" in line for line in said)
+    assert found["ci_low"] == pytest.approx(0.025 ** (1 / 3))
+    [line] = [line for line in said if "the trained model's picture is preferred in 100% of 6 choices" in line]
+    assert line.endswith("not shown. Fewer than 10 independent prompts are too few to rely on the interval.")
     table = pd.read_csv(folder / "ab.csv")
     assert (table["trained"] == 1).all()
     # They stay when the samples are drawn again, and teach no reward.
@@ -270,3 +274,9 @@ def test_the_trained_model_is_judged_blind(painted: Project, monkeypatch: pytest
     assert all((painted.folder / "raw" / own.of.first).is_file() for own in standing)
     assert any("0 decided pairs" in line for line in vote(painted, monkeypatch, Voter(0, finish))[1])
     assert table["record"].str.startswith("held_out").all()
+    # A catalog may keep them elsewhere.
+    trained = (painted.folder / "trained").rename(painted.folder / "on a larger disk")
+    spec = replace(resolve(parameters()), config=parameters(vote={"source": "ab"}))
+    records, sides = RecordTable(painted.folder / "records.parquet"), (painted.folder / "baseline", trained)
+    moved = find_pairs(spec, records, painted.folder / "raw/choices.jsonl", painted.folder, sides)
+    assert {pair.pair for pair in moved} == set(table["pair"])

@@ -53,8 +53,8 @@ def champion() -> int | None:
     return None if found is None else found.version
 
 
-def tags(project: Project, version: int) -> dict[str, str]:
-    return dict(project.client.get_model_version(NAME, str(version)).tags)
+def model_tags(project: Project) -> dict[str, str]:
+    return dict(project.client.get_registered_model(NAME).tags)
 
 
 def outputs(project: Project, run_id: str | None) -> set[str]:
@@ -170,18 +170,54 @@ def test_the_alias_moves_goes_back_and_may_come_again(project: Project, versions
     assert champion() is None
     REGISTRY.promote(1)
     REGISTRY.promote(3)
-    assert (champion(), tags(project, 1)["promotion.over"], tags(project, 3)["promotion.over"]) == (3, "none", "1")
-    before = tags(project, 3)
+    before = model_tags(project)
+    assert (champion(), before) == (3, {"promoted.champion": "1, 3"})
     REGISTRY.promote(3)
-    assert tags(project, 3) == before, "it is there already"
-    Registry(NAME, alias="candidate").promote(2)
-    assert champion() == 3
+    assert model_tags(project) == before, "it is there already"
     assert REGISTRY.rollback() == (3, 1)
     assert champion() == 1
-    undone = REGISTRY.rolled_back(str(versions[2].weights))
-    assert undone == (3, tags(project, 3)["promotion.rolled_back"])
+    undone = str(REGISTRY.rolled_back(str(versions[2].weights)))
+    assert undone.startswith("version 3, 20")
+    assert undone in model_tags(project).values()
+    assert REGISTRY.delete_old_versions(1) == [2]
+    project.client.delete_model_version(NAME, "3")
+    assert REGISTRY.rolled_back(str(versions[2].weights)) == undone, "whatever becomes of the version"
+
+
+def test_a_version_that_comes_again_may_be_promoted_and_is_gone_back_to_once(
+    project: Project, versions: list[Registered]
+) -> None:
+    for number in (1, 2, 3, 2):
+        REGISTRY.promote(number)
+    assert [REGISTRY.rollback() for _ in range(2)] == [(2, 3), (3, 1)]
+    with pytest.raises(UserError, match=r"version 1, which did not replace a version"):
+        REGISTRY.rollback()
     REGISTRY.promote(3)
+    assert (REGISTRY.rolled_back(str(versions[2].weights)), REGISTRY.rollback()) == (None, (3, 1))
+
+
+def test_each_alias_goes_back_by_its_own_promotions(project: Project, versions: list[Registered]) -> None:
+    staging = Registry(NAME, alias="staging")
+    for each, number in ((staging, 1), (REGISTRY, 2), (staging, 3), (REGISTRY, 3)):
+        each.promote(number)
+    assert REGISTRY.delete_old_versions(1) == [], "rollbacks go to the others"
+    assert staging.rollback() == (3, 1)
     assert (champion(), REGISTRY.rolled_back(str(versions[2].weights))) == (3, None)
+    assert REGISTRY.rollback() == (3, 2)
+
+
+def test_promotions_are_read_that_were_noted_at_the_versions(project: Project, versions: list[Registered]) -> None:
+    for number, over in (("1", "none"), ("2", "3"), ("3", "2")):  # The second replaced the first, and then the third.
+        project.client.set_model_version_tag(NAME, number, "promotion.over", over)
+    project.client.set_model_version_tag(NAME, "1", "promotion.rolled_back", "2026-01-01T00:00:00+00:00")
+    project.client.set_registered_model_alias(NAME, "champion", "2")
+    assert REGISTRY.rolled_back(str(versions[0].weights)) == "version 1, 2026-01-01T00:00:00+00:00"
+    assert REGISTRY.delete_old_versions(1) == [], "or it would be forgotten"
+    assert REGISTRY.rollback() == (2, 3)
+    with pytest.raises(UserError, match=r"version 3, which did not replace a version"):
+        REGISTRY.rollback()
+    REGISTRY.promote(1)
+    assert (REGISTRY.rolled_back(str(versions[0].weights)), REGISTRY.rollback()) == (None, (1, 3))
 
 
 def test_the_alias_moves_last_and_in_a_locked_database_nothing_does(
@@ -198,7 +234,7 @@ def test_the_alias_moves_last_and_in_a_locked_database_nothing_does(
     move = "set_registered_model_alias"
     with pytest.raises(SystemExit), crash(monkeypatch, move, after=False):
         REGISTRY.promote(2)
-    assert (champion(), tags(project, 2)["promotion.over"]) == (1, "1")
+    assert (champion(), model_tags(project)) == (1, {"promoted.champion": "1, 2"})
     REGISTRY.promote(2)
     with pytest.raises(SystemExit), crash(monkeypatch, move, after=False):
         REGISTRY.rollback()
@@ -311,7 +347,7 @@ def test_a_refusal_is_a_decision_that_counts_in_no_year(project: Project) -> Non
         ({"evaluation": {"images_per_prompt": 3}}, True),
         ({"evaluation": {"seed": 1}}, True),
         ({"evaluation": {"every": 3}}, False),
-        ({"promotion": {"alias": "other"}}, False),
+        ({"promotion": {"alias": "other"}}, True),  # Its champion is another.
     ],
 )
 def test_a_gate_is_another_by_its_rule_and_its_samples(changes: dict[str, Any], is_other: bool) -> None:

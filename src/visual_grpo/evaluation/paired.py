@@ -7,8 +7,8 @@ nominal level in simulations where the percentile bootstrap's error was nearly t
 mean of cluster means; it has the percentile interval of whole clusters sampled with replacement (Efron & Tibshirani, An
 Introduction to the Bootstrap, 1993, chapters 8 and 13).
 
-The share of blind choices has the t-interval over the prompts' shares, cut off at 0 and 1. Where all prompts agree, the
-standard deviation is 0 and the interval is Wilson's (Probable Inference, JASA 22, 1927), with each prompt as one case.
+The share of blind choices has the exact interval of a share (`preference`); Student's is too narrow where prompts have
+one choice each.
 The power of a t-bound follows from the noncentral t distribution (exact for normal differences): the bound of level
 alpha lies above 0 where the statistic exceeds the quantile 1 - alpha of Student's t.
 """
@@ -24,8 +24,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import brentq
-from scipy.stats import binomtest, nct, t
+from scipy.stats import beta, nct, t
 
+from visual_grpo.data.manifest import FEW_PROMPTS
 from visual_grpo.evaluation import CONFIDENCE
 
 POWER = 0.9
@@ -161,8 +162,8 @@ class Preference:
     """Mean over prompts of the mean over their choices; a tie counts one half."""
     ci_low: float
     ci_high: float
-    interval: str
-    """The method, in words."""
+    effective: float
+    """Number of independent choices with an interval of this width."""
     prompts: int
     """Units that are held out together."""
     choices: int
@@ -171,25 +172,34 @@ class Preference:
 
     @property
     def verdict(self) -> str:
-        """Returns ``better`` or ``worse`` if the interval excludes one half, else ``not shown``."""
+        """``better`` or ``worse`` if the interval of `FEW_PROMPTS` or more excludes one half, else ``not shown``."""
+        if self.prompts < FEW_PROMPTS:
+            return "not shown"
         return "better" if self.ci_low > 0.5 else "worse" if self.ci_high < 0.5 else "not shown"
 
 
 def preference(chosen: ArrayLike, units: Sequence[str]) -> Preference:
-    """Measures the preference of choices [n]: 1 = trained model, 0 = base model, 0.5 = tie, of prompt ``units[n]``."""
+    """Measures the preference of choices [n]: 1 = trained model, 0 = base model, 0.5 = tie, of prompt ``units[n]``.
+
+    The interval is the exact one of a share (Clopper and Pearson, Biometrika 26, 1934). Its number of cases is the
+    effective number of choices, and at least that of the units: the choices that would vary as much as the units'
+    shares s_1 ... s_k do if they were independent, k p (1 - p) / var(s) with p = mean(s), less what k units leave
+    unknown of that variance (Korn and Graubard, Survey Methodology 24, 1998). With one choice each, or where the units
+    agree, the cases are the units.
+    """
     choices = pd.DataFrame({"chosen": np.asarray(chosen, dtype=np.float64), "unit": list(units)})
     shares = choices.groupby("unit")["chosen"].mean().to_numpy(dtype=np.float64)
+    share, cases, tail = _mean(shares), float(len(shares)), (1 - CONFIDENCE) / 2
     if len(shares) > 1 and np.ptp(shares) > 0:
-        low, high = map(float, t_interval(shares))
-        interval = "t-interval over prompts"
-    else:
-        low, high = _wilson(shares)
-        interval = "Wilson's interval over prompts, which all agree"
+        effective = cases * share * (1 - share) / shares.var()
+        effective *= (t.isf(tail, len(choices) - 1) / t.isf(tail, len(shares) - 1)) ** 2
+        cases = float(np.clip(effective, cases, len(choices)))
+    won = share * cases
     return Preference(
-        share=float(shares.mean()) if len(shares) else math.nan,
-        ci_low=max(0.0, low),
-        ci_high=min(1.0, high),
-        interval=interval,
+        share=share,
+        ci_low=float(beta.ppf(tail, won, cases - won + 1)) if won > 0 else 0.0,
+        ci_high=float(beta.isf(tail, won + 1, cases - won)) if won < cases else 1.0,
+        effective=cases,
         prompts=len(shares),
         choices=len(choices),
         ties=int((choices["chosen"] == 0.5).sum()),
@@ -259,15 +269,3 @@ def _win_rate(before: Values, after: Values) -> float:
 
 def _mean(values: Values) -> float:
     return float(values.mean()) if len(values) else float("nan")
-
-
-def _wilson(shares: np.ndarray) -> tuple[float, float]:
-    if not len(shares):
-        return 0.0, 1.0
-    # Of a number of cases; a half one (all prompts tied) is rounded towards the wider interval.
-    cases = round(float(shares.sum()), 9)
-    few, many = (
-        binomtest(number, len(shares)).proportion_ci(CONFIDENCE, method="wilson")
-        for number in (math.floor(cases), math.ceil(cases))
-    )
-    return few.low, many.high

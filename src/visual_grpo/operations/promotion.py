@@ -80,8 +80,8 @@ def refusal(
     undone = registry.rolled_back(weights_digest(candidate.adapters))
     if undone is not None and not settings.rolled_back:  # Somebody had a reason, which the gate does not know.
         return (
-            f"is version {undone[0]} of {registry.name}, which was rolled back on {undone[1]}. If it may be champion"
-            f" again: {again.with_parameters({'promotion.rolled_back': True})}"
+            f"was rolled back from {registry.name}@{registry.alias} ({undone}). If it may be champion again:"
+            f" {again.with_parameters({'promotion.rolled_back': True})}"
         )
     champion = references.get(CHAMPION)
     changed = [] if champion is None else reward_differences(champion, candidate)

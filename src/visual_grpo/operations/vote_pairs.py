@@ -146,7 +146,9 @@ def _blind_pairs(settings: VoteConfig, folders: Sequence[Path], records: RecordT
     rows.sort(key=lambda row: (row["index"], _hash(settings.seed, row["id"])))
     pairs = []
     for row in rows[: settings.pairs]:
-        first, second = (keep(read_image(folder / row[f"file_{folder.name}"]), file) for folder in folders)
+        first, second = (
+            keep(read_image(folder / row[f"file_{side}"]), file) for side, folder in zip(SIDES, folders, strict=True)
+        )
         sources = row.get("source")  # An array, or None.
         pairs.append(
             Pair(
@@ -169,7 +171,7 @@ def _folder_pairs(settings: VoteConfig, file: Path) -> list[Pair]:
     folder = settled(Path(settings.source))
     records: dict[str, list[dict[str, Any]]] = {}
     try:
-        for text in file_in(folder, LISTED).read_text(encoding="utf-8").splitlines():
+        for text in file_in(folder, LISTED).read_bytes().splitlines():  # Of bytes: texts split at U+2028, too.
             line = json.loads(text)
             prompt, sources = str(line["text"]), tuple(map(str, line.get("source_images") or ()))
             record = str(line["record"]) if sources or "answer" in line else _hash(prompt)

@@ -79,7 +79,7 @@ def _show_replaced(folder: Path, name: str, adapters: Path | None) -> None:
     """Says which pictures will be replaced, and what keeps them."""
     if not (folder / LISTED).is_file():
         return
-    count = len((folder / LISTED).read_text(encoding="utf-8").splitlines())
+    count = len((folder / LISTED).read_bytes().splitlines())  # Of bytes: texts split at U+2028, too.
     adapter = name if adapters is None or name != LATEST else adapters
     console.note(
         f"This replaces {counted(count, 'earlier picture')} in {folder}. To keep them, name a different folder for the"

@@ -16,7 +16,7 @@ def create_pipeline() -> Pipeline:
 
 
 def roll_back(settings: PromotionConfig, output: str) -> dict[str, Any]:
-    """Puts the alias back on the version that the champion replaced; returns both versions."""
+    """Puts the alias back on the version promoted before the champion; returns both versions."""
     registry = Registry.of(settings, output)
     before, after = registry.rollback()
     console.note(f"models:/{registry.name}@{registry.alias} is version {after} again, as before version {before}.")

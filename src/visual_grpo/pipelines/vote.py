@@ -20,8 +20,9 @@ from visual_grpo.common.errors import UserError, counted
 from visual_grpo.common.files import write_csv
 from visual_grpo.common.processes import stop_request
 from visual_grpo.config.pipelines import VoteConfig
-from visual_grpo.data.manifest import RecordTable
+from visual_grpo.data.manifest import FEW_PROMPTS, RecordTable
 from visual_grpo.evaluation.paired import preference
+from visual_grpo.evaluation.verdict import FEW_NOTE
 from visual_grpo.models.run_spec import RunSpec
 from visual_grpo.operations.vote_pairs import SIDES, find_pairs
 from visual_grpo.rewards.votes.choices import AB, Ballot, Choice, read_choices
@@ -134,7 +135,8 @@ def _report_blind(choices: Sequence[Choice], folder: Path) -> None:
     console.note(
         f"Blind: the trained model's picture is preferred in {result.share:.0%} of {counted(result.choices, 'choice')}"
         f" by {counted(len(voters), 'voter')} on {counted(result.prompts, 'held-out prompt')}, 95% interval"
-        f" {result.ci_low:.0%} to {result.ci_high:.0%} ({result.interval}; ties count one half): {result.verdict}."
+        f" {result.ci_low:.0%} to {result.ci_high:.0%} (as of {result.effective:.3g} independent choices; ties count"
+        f" one half): {result.verdict}.{f' {FEW_NOTE}' * (result.prompts < FEW_PROMPTS)}"
     )
 
 

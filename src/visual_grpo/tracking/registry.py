@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,11 +28,15 @@ from visual_grpo.tracking.model_card import model_card
 from visual_grpo.tracking.sync import DIGEST
 
 if TYPE_CHECKING:
+    from mlflow import MlflowClient
     from mlflow.entities.model_registry import RegisteredModel
 
-REPLACES, ROLLED_BACK = "promotion.over", "promotion.rolled_back"
-"""Tags of a promoted version: the version that it replaced, or `NOTHING`; the date of its rollback."""
-NOTHING = "none"
+PROMOTED, ROLLED_BACK = "promoted.", "rolled_back."
+"""Prefixes of a registered model's tags: ``promoted.ALIAS`` -> the numbers of the versions that a promotion brought,
+each once, the latest promotion last; ``rolled_back.ALIAS.DIGEST`` of weights -> version and date."""
+_MOST_PROMOTED = 100
+_OVER, _UNDONE, _NOTHING = "promotion.over", "promotion.rolled_back", "none"
+"""Tags of a version before there were those of an alias: what it replaced, or nothing; the date of its rollback."""
 RETRAINED = "retrained.for"
 """Tag of a run that a retraining made: the registered model."""
 GATE = "gate."
@@ -53,8 +58,9 @@ FROM_FACTS = {
 
 
 def gate_settings(promotion: PromotionConfig, evaluation: EvaluationConfig) -> str:
-    """Returns a digest (64 hex digits) of the parameters that decide a gate."""
-    rule = promotion.model_dump(mode="json", exclude={"candidate", "model", "alias", "base_copy_mb"})
+    """Returns a digest (64 hex digits) of the parameters that decide a gate, and of an alias that is not the usual."""
+    usual = {"alias"} if promotion.alias == CHAMPION else set()
+    rule = promotion.model_dump(mode="json", exclude={"candidate", "model", "base_copy_mb", *usual})
     generated = evaluation.model_dump(mode="json", include={"seed", "images_per_prompt"})
     return hashlib.sha256(json.dumps([rule, generated], sort_keys=True).encode()).hexdigest()
 
@@ -124,32 +130,39 @@ class Registry:
         return Registered.of(made)
 
     def promote(self, version: int) -> None:
-        """Points the alias to a version, which notes the version that it replaces."""
-        number, present = str(version), self.champion()
-        replaced = NOTHING if present is None else str(present.version)
-        if replaced == number:
+        """Points the alias to a version, which becomes the latest promotion and is no longer one that was undone."""
+        present = self.champion()
+        if present is not None and present.version == version:
             return
+        before = [] if present is None else self._promoted(present)
         with mlflow_api.mlflow_client() as client:
-            client.set_model_version_tag(self.name, number, REPLACES, replaced)
-            client.delete_model_version_tag(self.name, number, ROLLED_BACK)
-            client.set_registered_model_alias(self.name, self.alias, number)
+            weights = Registered.of(client.get_model_version(self.name, str(version))).weights
+            self._note_promoted(client, [*(number for number in before if number != version), version])
+            client.delete_registered_model_tag(self.name, self._mark(weights))
+            client.delete_model_version_tag(self.name, str(version), _UNDONE)
+            client.set_registered_model_alias(self.name, self.alias, str(version))
 
     def rollback(self) -> tuple[int, int]:
-        """Points the alias back to the version that the present one replaced; returns both numbers, from and to."""
+        """Points the alias back to the version promoted before the present one; returns both numbers, from and to."""
         present = find_version(f"{SCHEME}{self.name}@{self.alias}")
-        replaced = present.tags.get(REPLACES, NOTHING)
-        if replaced == NOTHING:
+        promoted = self._promoted(present)
+        if len(promoted) == 1:
             raise UserError(f"{self.name}@{self.alias} is version {present.version}, which did not replace a version.")
+        before = promoted[-2]
         with mlflow_api.mlflow_client() as client:
-            Registered.of(client.get_model_version(self.name, replaced)).adapters()  # Raises if they are gone.
-            client.set_model_version_tag(self.name, str(present.version), ROLLED_BACK, _now())
-            client.set_registered_model_alias(self.name, self.alias, replaced)
-        return present.version, int(replaced)
+            Registered.of(client.get_model_version(self.name, str(before))).adapters()  # Raises if they are gone.
+            self._note_promoted(client, promoted)
+            undone = f"version {present.version}, {_now()}"
+            client.set_registered_model_tag(self.name, self._mark(present.weights), undone)
+            client.set_registered_model_alias(self.name, self.alias, str(before))
+        return present.version, before
 
-    def rolled_back(self, weights: str) -> tuple[int, str] | None:
-        """Returns the version of these weights and the date of its rollback; None if it was not rolled back."""
+    def rolled_back(self, weights: str) -> str | None:
+        """Returns version and date of the alias's rollback from these weights; None if there was none."""
+        if (undone := self._tags().get(self._mark(weights))) is not None:
+            return undone
         version = self._with_weights(weights)
-        return (version.version, version.tags[ROLLED_BACK]) if version and ROLLED_BACK in version.tags else None
+        return f"version {version.version}, {version.tags[_UNDONE]}" if version and _UNDONE in version.tags else None
 
     def keep_report(self, adapters: Path, folder: Path) -> None:
         """Adds the gate's page and numbers to the artifacts of the run that made the candidate, if there is one."""
@@ -201,14 +214,13 @@ class Registry:
         return latest if latest > datetime.now(UTC) + _TOLERANCE else None
 
     def delete_old_versions(self, keep: int) -> list[int]:
-        """Deletes all but the newest ``keep`` versions, those with an alias, and the one that the champion replaced."""
-        present = self.champion()
+        """Deletes all but the newest ``keep`` versions, those with an alias, and those that its rollback goes to."""
         with mlflow_api.mlflow_client() as client:
             versions = {int(entity.version): entity for entity in client.search_model_versions(f"name = '{self.name}'")}
-            needed = {*map(str, sorted(versions)[-keep:]), "" if present is None else present.tags.get(REPLACES)}
-            if versions:
-                needed |= set(map(str, client.get_registered_model(self.name).aliases.values()))
-            old = [number for number in sorted(versions) if str(number) not in needed]
+            needed = {*sorted(versions)[-keep:], *(number for number in versions if _UNDONE in versions[number].tags)}
+            for alias, number in client.get_registered_model(self.name).aliases.items() if versions else ():
+                needed |= {*replace(self, alias=alias)._promoted(Registered.of(versions[int(number)]))[-2:]}
+            old = [number for number in sorted(versions) if number not in needed]
             for number in old:
                 client.delete_model_version(self.name, str(number))
                 model_id = str(versions[number].source).removeprefix(SCHEME)
@@ -233,6 +245,28 @@ class Registry:
         with mlflow_api.mlflow_client() as client:
             mlflow_api.get(client.set_tag, run_id, RETRAINED, self.name)
 
+    def _promoted(self, present: Registered) -> list[int]:
+        """Returns the versions that rollbacks would go to, the next one last, then the present one."""
+        numbers = [int(number) for number in re.findall(r"\d+", self._tags().get(f"{PROMOTED}{self.alias}", ""))]
+        if present.version in numbers:
+            return numbers[: numbers.index(present.version) + 1]
+        chain: list[int] = []
+        version: Registered | None = present
+        with mlflow_api.mlflow_client() as client:
+            while version is not None and version.version not in chain:
+                chain.insert(0, version.version)
+                over = version.tags.get(_OVER, _NOTHING)
+                found = None if over == _NOTHING else mlflow_api.get(client.get_model_version, self.name, over)
+                version = None if found is None else Registered.of(found)
+        return chain
+
+    def _note_promoted(self, client: MlflowClient, numbers: Sequence[int]) -> None:
+        text = ", ".join(map(str, numbers[-_MOST_PROMOTED:]))
+        client.set_registered_model_tag(self.name, f"{PROMOTED}{self.alias}", text)
+
+    def _mark(self, weights: str | None) -> str:
+        return f"{ROLLED_BACK}{self.alias}.{str(weights)[:32]}"
+
     def _with_weights(self, weights: str) -> Registered | None:
         versions = [version for version in versions_with(weights, WEIGHTS) if version.name == self.name]
         return max(versions, key=lambda version: version.version, default=None)
@@ -247,10 +281,13 @@ class Registry:
         with mlflow_api.mlflow_client() as client:
             return mlflow_api.get(client.get_registered_model, self.name)
 
+    def _tags(self) -> Mapping[str, str]:
+        model = self._find()
+        return {} if model is None else model.tags
+
     def _gates(self) -> dict[str, datetime | None]:
         """Returns key -> date of the decision; None if it is not known, `_NEVER` if it was refused."""
-        model = self._find()
-        dates = {} if model is None else {tag: date for tag, date in model.tags.items() if tag.startswith(GATE)}
+        dates = {tag: date for tag, date in self._tags().items() if tag.startswith(GATE)}
         said = {UNDATED: None, REFUSED: _NEVER}
         return {
             tag[len(GATE) :]: said[date] if date in said else datetime.fromisoformat(date)
