@@ -40,8 +40,9 @@ def call(project: Path, *words: str, **variables: str) -> subprocess.CompletedPr
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The working folder: a project that runs this process's code."""
-    for name in ("conf/base", "conf/local"):
-        shutil.copytree(ROOT / name, tmp_path / name, dirs_exist_ok=True)
+    for name in ("conf/base", "conf/local", ".dvc"):
+        ignored = shutil.ignore_patterns("cache", "tmp", "config.local")
+        shutil.copytree(ROOT / name, tmp_path / name, dirs_exist_ok=True, ignore=ignored)
     for name in ("pyproject.toml", "dvc.yaml", "params.yaml"):
         shutil.copy(ROOT / name, tmp_path)
     (tmp_path / "src").mkdir()
