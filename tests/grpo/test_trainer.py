@@ -164,6 +164,15 @@ def test_a_ratio_is_reported_as_the_sum_over_the_sum_and_nothing_where_nothing_w
 
 def two_rewards(prompts: Any, samples: Any) -> Scores:
     """The second is the first with the opposite sign and half the weight."""
+def test_a_rollout_that_lacks_a_part_leaves_it_to_the_others() -> None:
+    """So a server's reward does where it answers nothing."""
+    values = torch.rand(24)
+    whole = replace(one_reward(values), parts={"count/part": values}, ratios={"count/share": (values, 2 * values)})
+    found = _reward_metrics([one_reward(values), whole, one_reward(values)], config())
+    assert found["part/count/part"] == pytest.approx(float(values.mean()))
+    assert found["part/count/share"] == pytest.approx(0.5)
+
+
     scores = CountingScorer()(prompts, samples)
     rewards = {"up": scores.total, "down": -scores.total, "told": scores.total}
     return replace(scores, rewards=rewards, weights={"up": 1.0, "down": 0.5, "told": 0.0}, total=scores.total / 2)

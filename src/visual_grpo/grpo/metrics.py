@@ -149,10 +149,11 @@ def _reward_metrics(scores: Sequence[Scores], config: GRPOConfig) -> dict[str, f
             rewards, weights, group_size, normalise=config.combine == "gdpo", epsilon=config.advantage_epsilon
         )
         values |= {f"advantage_share/{name}": share for name, share in shares.items()}
-    for name in scores[0].parts:
-        values[f"part/{name}"] = _mean(torch.cat([s.parts[name] for s in scores]))
-    for name in scores[0].ratios:
-        above, below = (torch.cat([s.ratios[name][side] for s in scores]) for side in (0, 1))
+    # A rollout that a server scored nothing of lacks parts.
+    for name in dict.fromkeys(name for s in scores for name in s.parts):
+        values[f"part/{name}"] = _mean(torch.cat([s.parts[name] for s in scores if name in s.parts]))
+    for name in dict.fromkeys(name for s in scores for name in s.ratios):
+        above, below = (torch.cat([s.ratios[name][side] for s in scores if name in s.ratios]) for side in (0, 1))
         # Means over the same samples: their quotient is the ratio of the sums.
         values[f"part/{name}"] = _mean(above) / _mean(below) if _mean(below) else math.nan
     return {name: value for name, value in values.items() if not math.isnan(value)}
