@@ -147,6 +147,8 @@ def test_unscored_rows_neither_teach_nor_count() -> None:
         sample_and_score(own.policy, own.scorer, records(4), own.config, own.generator, Clock())
     )
     assert batch.rows.tolist() == [row for row in range(24) if row not in (0, 7)]
+    _, metrics = trained(ToyTokenPolicy(), CountingScorer(unscored=tuple(range(18))), steps=1)
+    assert metrics[0].values["zero_variance_share"] == 0, "three groups have no rewards that could be equal"
     with pytest.raises(UserError, match=r"No sample of step 1 could be scored: the reward .* scored none of them"):
         trained(ToyTokenPolicy(), CountingScorer(unscored=tuple(range(24))), steps=1)
 
@@ -162,8 +164,6 @@ def test_a_ratio_is_reported_as_the_sum_over_the_sum_and_nothing_where_nothing_w
     assert not {"part/count/none", "reward/guard", "reward/guard_std", "part/guard/part"} & values.keys()
 
 
-def two_rewards(prompts: Any, samples: Any) -> Scores:
-    """The second is the first with the opposite sign and half the weight."""
 def test_a_rollout_that_lacks_a_part_leaves_it_to_the_others() -> None:
     """So a server's reward does where it answers nothing."""
     values = torch.rand(24)
@@ -173,6 +173,8 @@ def test_a_rollout_that_lacks_a_part_leaves_it_to_the_others() -> None:
     assert found["part/count/share"] == pytest.approx(0.5)
 
 
+def two_rewards(prompts: Any, samples: Any) -> Scores:
+    """The second is the first with the opposite sign and half the weight."""
     scores = CountingScorer()(prompts, samples)
     rewards = {"up": scores.total, "down": -scores.total, "told": scores.total}
     return replace(scores, rewards=rewards, weights={"up": 1.0, "down": 0.5, "told": 0.0}, total=scores.total / 2)

@@ -123,7 +123,7 @@ def test_findings_name_what_teaches_nothing() -> None:
         guard=(0.0, [1.0, 1.0, 1.0, 1.0, NAN, 1.0]),
     )
     assert sentences(found) == [
-        "flat: in 100% of the groups all samples score the same, which teaches nothing.",
+        "flat: in 100% of the scored groups all samples score the same, which teaches nothing.",
         "echo: drowned by the other rewards (0% of the advantages); raise its weight, or set grpo.combine=gdpo.",
         "guard: 17% of the samples could not be scored.",
         "loud and echo say the same about the samples of a prompt: one of them is enough.",
@@ -139,8 +139,12 @@ def test_rewards_that_work_against_each_other_are_told() -> None:
     ]
 
 
-def test_what_is_unscored_throughout_is_not_called_the_same() -> None:
-    found = scored(gone=(1.0, [NAN] * 6), loud=(1.0, [0.0, 50.0, 100.0] * 2))
-    assert [line for line in sentences(found) if line.startswith("gone")] == [
-        "gone: 100% of the samples could not be scored."
+def test_what_is_unscored_is_not_called_the_same() -> None:
+    found = scored(
+        gone=(1.0, [NAN] * 6), half=(1.0, [NAN, NAN, NAN, 0.0, 1.0, 2.0]), loud=(1.0, [0.0, 50.0, 100.0] * 2)
+    )
+    assert [line for line in sentences(found) if "score the same" in line or "not be scored" in line] == [
+        "gone: 100% of the samples could not be scored.",
+        "half: 50% of the samples could not be scored.",
+        "total: 100% of the samples could not be scored.",
     ]

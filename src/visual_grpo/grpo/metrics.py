@@ -17,7 +17,7 @@ from torch import Tensor
 
 from visual_grpo.common.types import Rollout, Scores, StepMetrics, TrainBatch
 from visual_grpo.config import GRPOConfig
-from visual_grpo.grpo.advantages import Scale, combined_rewards, group_advantages, used_rewards, zero_variance_groups
+from visual_grpo.grpo.advantages import Scale, combined_rewards, group_advantages, used_rewards, zero_variance_share
 
 SAMPLER_GAP = "sampler_gap"
 _TRAINERS = ("approx_kl", "kl", SAMPLER_GAP)
@@ -137,7 +137,7 @@ def _reward_metrics(scores: Sequence[Scores], config: GRPOConfig) -> dict[str, f
         "reward/total": _mean(total),
         "reward/total_std": _mean(_group_std(total, group_size)),
         "reward/unscored_share": float(total.isnan().float().mean()),
-        "zero_variance_share": float(zero_variance_groups(learned, group_size).float().mean()),
+        "zero_variance_share": zero_variance_share(learned, group_size),
     }
     rewards = {name: torch.cat([s.rewards[name] for s in scores]) for name in scores[0].rewards}
     for name, column in rewards.items():

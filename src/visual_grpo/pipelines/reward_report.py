@@ -22,7 +22,7 @@ from visual_grpo.config import GRPOConfig
 from visual_grpo.data.manifest import RecordTable
 from visual_grpo.evaluation.pictures import caption, grid, of_sample
 from visual_grpo.evaluation.samples import distinct_prompts, generate_batches, requests
-from visual_grpo.grpo.advantages import zero_variance_groups
+from visual_grpo.grpo.advantages import zero_variance_share
 from visual_grpo.grpo.metrics import variance_shares
 from visual_grpo.models.run_spec import RunSpec
 from visual_grpo.rewards.combine import RewardSet
@@ -156,7 +156,7 @@ def reward_table(scored: ScoredGroups, config: GRPOConfig) -> pd.DataFrame:
         scores.rewards, scores.weights, scored.size, normalise=gdpo, epsilon=config.advantage_epsilon
     )
     equal = {
-        name: float(zero_variance_groups(values, scored.size).float().mean())
+        name: zero_variance_share(values, scored.size)
         for name, values in {**scores.rewards, TOTAL: scores.total}.items()
     }
     values = scored.values(scores)
@@ -228,8 +228,9 @@ def findings(table: pd.DataFrame, related: pd.DataFrame, config: GRPOConfig) -> 
 def _reward_findings(row: Mapping[Any, Any], combine: str) -> Iterator[str]:
     name, share = row["reward"], row["share of the advantages"]
     counts = name == TOTAL or (not math.isnan(row["weight"]) and row["weight"] != 0)
-    if counts and row["equal groups"] >= EQUAL and row["unscored"] < 1:
-        yield f"{name}: in {row['equal groups']:.0%} of the groups all samples score the same, which teaches nothing."
+    if counts and row["equal groups"] >= EQUAL:
+        equal = f"{row['equal groups']:.0%} of the scored groups"
+        yield f"{name}: in {equal} all samples score the same, which teaches nothing."
     if row["unscored"] > UNSCORED:
         yield f"{name}: {row['unscored']:.0%} of the samples could not be scored."
     if share <= -DROWNED:
