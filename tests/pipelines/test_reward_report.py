@@ -15,7 +15,16 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import PromptRecord, Scores, weighted_total
 from visual_grpo.config import GRPOConfig
 from visual_grpo.pipeline_registry import register_pipelines
-from visual_grpo.pipelines.reward_report import ScoredGroups, correlations, findings, reward_table, within_groups
+from visual_grpo.pipelines.reward_report import (
+    ScoredGroups,
+    correlations,
+    findings,
+    reward_table,
+    score_twice,
+    within_groups,
+)
+from visual_grpo.rewards.combine import RewardSet
+from visual_grpo.rewards.reward import FunctionReward
 
 REPORT = {"prompts": 2, "samples": 3}
 
@@ -148,3 +157,16 @@ def test_what_is_unscored_is_not_called_the_same() -> None:
         "half: 50% of the samples could not be scored.",
         "total: 100% of the samples could not be scored.",
     ]
+
+
+def redness(prompts: list[PromptRecord], images: list[torch.Tensor]) -> list[float]:
+    return [float(image[0].float().mean()) for image in images]
+
+
+def test_a_training_step_does_not_wait_for_judges() -> None:
+    judge = FunctionReward("judge", redness)
+    judge.judge_of = "total"
+    rewards = RewardSet({"red": (redness, 1.0), "judge": (judge, 0.0)})
+    found = score_twice(rewards, RECORDS, [torch.full((3, 4, 4), level, dtype=torch.uint8) for level in range(6)])
+    assert row(found, "judge")["s for 16"] > 0
+    assert row(found, "total")["s for 16"] == row(found, "red")["s for 16"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -112,6 +112,8 @@ class ScoredGroups:
     """The same samples, scored a second time."""
     seconds: Mapping[str, float]
     """Reward -> seconds for all samples."""
+    judges: Collection[str] = ()
+    """Rewards that score no rollout."""
 
     @property
     def ids(self) -> list[str]:
@@ -140,7 +142,14 @@ def score_twice(scorer: RewardSet, asked: Sequence[PromptRecord], samples: Seque
             bar.advance(1)
         again = scorer(asked, samples)
         bar.advance(len(scorer.functions))
-    return ScoredGroups(records=asked, samples=samples, scores=scorer.combined(outputs), again=again, seconds=seconds)
+    return ScoredGroups(
+        records=asked,
+        samples=samples,
+        scores=scorer.combined(outputs),
+        again=again,
+        seconds=seconds,
+        judges=scorer.judges,
+    )
 
 
 def reward_table(scored: ScoredGroups, config: GRPOConfig) -> pd.DataFrame:
@@ -148,8 +157,9 @@ def reward_table(scored: ScoredGroups, config: GRPOConfig) -> pd.DataFrame:
 
     Columns: reward, weight, mean, lowest, highest; ``between seeds``, the standard deviation within a group, averaged
     (what a training learns from); ``between prompts``, the spread of the groups' means; ``share of the advantages``
-    (`variance_shares`); ``equal groups``, the share of groups whose scores do not differ; ``unscored``, a share of the
-    samples; ``s for 16``, seconds; ``repeat``, the largest difference between two scorings of the same sample.
+    (`variance_shares`); ``equal groups``, the share of scored groups whose scores do not differ; ``unscored``, a share
+    of the samples; ``s for 16``, seconds, the total's without judges; ``repeat``, the largest difference between two
+    scorings of the same sample.
     """
     scores, gdpo = scored.scores, config.combine == "gdpo"
     shares = variance_shares(
@@ -161,7 +171,8 @@ def reward_table(scored: ScoredGroups, config: GRPOConfig) -> pd.DataFrame:
     }
     values = scored.values(scores)
     groups = values.groupby(scored.ids, sort=False)
-    seconds = pd.Series({**scored.seconds, TOTAL: sum(scored.seconds.values())})
+    in_training = [spent for name, spent in scored.seconds.items() if name not in scored.judges]
+    seconds = pd.Series({**scored.seconds, TOTAL: sum(in_training)})
     columns = {
         "weight": pd.Series(scores.weights),
         "mean": values.mean(),
