@@ -156,6 +156,13 @@ def test_an_answer_that_cannot_be_parsed_is_unscored_never_0(endpoint: Running, 
 def test_a_fault_loses_its_own_sample_only(endpoint: Running) -> None:
     output = judge(endpoint)(prompts({2: "!nochoice"}), images(8))
     assert output.values.isnan().tolist() == [row == 2 for row in range(8)]
+def test_what_was_not_asked_is_no_answer(endpoint: Running, caplog: pytest.LogCaptureFixture) -> None:
+    """Two of eight prompts ask for a text."""
+    output = judge(endpoint, rubric="text")(prompts({3: 'a sign "!prose"', 5: 'a sign "OPEN"'}), images(8))
+    assert output.values.isnan().tolist() == [row != 5 for row in range(8)]
+    assert "1 of 2 answers could not be parsed" in caplog.text
+
+
     assert "the answer is not a chat completion" in output.failed[2]
 
 
