@@ -63,10 +63,21 @@ def test_a_reward_that_ranks_the_samples_of_a_prompt_is_marked_and_not_in_the_to
         frame["reward/rank"] = np.asarray(ranks, dtype=float)
         frame["total"] += 5 * frame["reward/rank"]
         frame.attrs["weights"]["rank"] = 5.0
+        frame.attrs["comparing"] = ["a", "rank"]
     entries = {entry["name"]: entry for entry in measured(before, after)}
     assert [name for name, entry in entries.items() if "ranking" in entry] == ["rank"]
     total, own = entries["total"], entries["a"]
     assert (total["baseline"], total["difference"], total["win_rate"]) == (1.5, 0.25, own["win_rate"])
+
+
+def test_one_right_sample_of_every_prompt_is_no_ranking() -> None:
+    before, after = scores([0, 0, 0, 0]), scores([1, 0, 0, 1])
+    for frame in (before, after):
+        frame["total"] += frame["reward/guard"]
+        frame.attrs["weights"]["guard"] = 1.0
+    total, *others = measured(before, after)
+    assert not any("ranking" in entry for entry in others)
+    assert total["difference"] == 0.5
 
 
 def test_records_held_out_together_are_one_unit() -> None:

@@ -41,8 +41,8 @@ OF_DIT = {"modules": {"dit": {"learning_rate": 0.2, "target_kl": 0.3}}}
 CASES: list[tuple[pd.DataFrame, dict[str, Any], str | None]] = [
     (curves(), settings(), None),
     (curves(zero_variance_share=0.5, clip_fraction=0.1, eval__total=every_ten(0.4, 0.5, 0.6, 0.59)), settings(), None),
-    (curves(zero_variance_share=HALF_EQUAL), settings(), "80% of the groups .* had equal .*group_size"),
-    (curves(ar__zero_variance_share=0.1, dit__zero_variance_share=0.9), settings(), "90% of the groups of dit"),
+    (curves(zero_variance_share=HALF_EQUAL), settings(), "80% of the scored groups .* had equal .*group_size"),
+    (curves(ar__zero_variance_share=0.1, dit__zero_variance_share=0.9), settings(), "90% of the scored groups of dit"),
     (curves(clip_fraction=0.5, update_1__clip_fraction=0.9), settings(), r"50% of the decisions lost .*updates_per_ro"),
     (curves(clip_fraction=0.9), settings(loss="gspo"), None),
     (curves(clip_fraction=0.5), settings(loss="dppo"), r"gradient to grpo\.divergence_limit: .* \(0\.1\), or set"),

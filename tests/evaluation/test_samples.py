@@ -65,6 +65,7 @@ def test_scores_are_those_of_the_files(tmp_path: Path) -> None:
         "judges": {},
         "measures": {},
         "guards": {},
+        "comparing": [],
     }
     kept = [to_tensor(read_image(tmp_path / file)) for file in table["file"]]
     again = scorer()([PromptRecord(id=i, prompt="") for i in table["id"]], kept)
@@ -187,6 +188,7 @@ def test_a_reward_that_compares_samples_gets_all_of_a_prompt_whatever_the_batch(
         assert all(count % 3 == 0 for count in ranking.sizes)
         assert painter.batches[0] == size
     assert tables[0].equals(tables[1])
+    assert tables[0].attrs["comparing"] == ["rank"]
     assert sorted(tables[0]["total"][:3]) == pytest.approx([0, 1 / 3, 2 / 3])
 
 

@@ -147,6 +147,8 @@ def test_unscored_rows_neither_teach_nor_count() -> None:
         sample_and_score(own.policy, own.scorer, records(4), own.config, own.generator, Clock())
     )
     assert batch.rows.tolist() == [row for row in range(24) if row not in (0, 7)]
+    _, metrics = trained(ToyTokenPolicy(), CountingScorer(unscored=tuple(range(18))), steps=1)
+    assert metrics[0].values["zero_variance_share"] == 0, "three groups have no rewards that could be equal"
     with pytest.raises(UserError, match=r"No sample of step 1 could be scored: the reward .* scored none of them"):
         trained(ToyTokenPolicy(), CountingScorer(unscored=tuple(range(24))), steps=1)
 
@@ -160,6 +162,15 @@ def test_a_ratio_is_reported_as_the_sum_over_the_sum_and_nothing_where_nothing_w
     values = _reward_metrics([scores, scores], config())
     assert values["part/count/share"] == pytest.approx(float(above.nansum() / below.nansum()))
     assert not {"part/count/none", "reward/guard", "reward/guard_std", "part/guard/part"} & values.keys()
+
+
+def test_a_rollout_that_lacks_a_part_leaves_it_to_the_others() -> None:
+    """So a server's reward does where it answers nothing."""
+    values = torch.rand(24)
+    whole = replace(one_reward(values), parts={"count/part": values}, ratios={"count/share": (values, 2 * values)})
+    found = _reward_metrics([one_reward(values), whole, one_reward(values)], config())
+    assert found["part/count/part"] == pytest.approx(float(values.mean()))
+    assert found["part/count/share"] == pytest.approx(0.5)
 
 
 def two_rewards(prompts: Any, samples: Any) -> Scores:

@@ -293,6 +293,14 @@ def test_a_link_among_the_adapters_is_refused_before_anything_is_drawn(gate: Gat
     assert gate.drawn == []
 
 
+def test_a_candidate_without_its_history_is_refused_before_anything_is_drawn(gate: Gate) -> None:
+    first = gate.train("first", 0.1)
+    (Path(first) / "training.csv").unlink()
+    with pytest.raises(UserError, match=r"has no training\.csv"):
+        gate.ask(first)
+    assert gate.drawn == []
+
+
 def test_a_champion_of_something_else_is_refused(gate: Gate) -> None:
     gate.ask(gate.train("first", 0.1))
     other = Path(gate.train("other", 0.3))

@@ -15,7 +15,16 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import PromptRecord, Scores, weighted_total
 from visual_grpo.config import GRPOConfig
 from visual_grpo.pipeline_registry import register_pipelines
-from visual_grpo.pipelines.reward_report import ScoredGroups, correlations, findings, reward_table, within_groups
+from visual_grpo.pipelines.reward_report import (
+    ScoredGroups,
+    correlations,
+    findings,
+    reward_table,
+    score_twice,
+    within_groups,
+)
+from visual_grpo.rewards.combine import RewardSet
+from visual_grpo.rewards.reward import FunctionReward
 
 REPORT = {"prompts": 2, "samples": 3}
 
@@ -123,7 +132,7 @@ def test_findings_name_what_teaches_nothing() -> None:
         guard=(0.0, [1.0, 1.0, 1.0, 1.0, NAN, 1.0]),
     )
     assert sentences(found) == [
-        "flat: in 100% of the groups all samples score the same, which teaches nothing.",
+        "flat: in 100% of the scored groups all samples score the same, which teaches nothing.",
         "echo: drowned by the other rewards (0% of the advantages); raise its weight, or set grpo.combine=gdpo.",
         "guard: 17% of the samples could not be scored.",
         "loud and echo say the same about the samples of a prompt: one of them is enough.",
@@ -139,8 +148,25 @@ def test_rewards_that_work_against_each_other_are_told() -> None:
     ]
 
 
-def test_what_is_unscored_throughout_is_not_called_the_same() -> None:
-    found = scored(gone=(1.0, [NAN] * 6), loud=(1.0, [0.0, 50.0, 100.0] * 2))
-    assert [line for line in sentences(found) if line.startswith("gone")] == [
-        "gone: 100% of the samples could not be scored."
+def test_what_is_unscored_is_not_called_the_same() -> None:
+    found = scored(
+        gone=(1.0, [NAN] * 6), half=(1.0, [NAN, NAN, NAN, 0.0, 1.0, 2.0]), loud=(1.0, [0.0, 50.0, 100.0] * 2)
+    )
+    assert [line for line in sentences(found) if "score the same" in line or "not be scored" in line] == [
+        "gone: 100% of the samples could not be scored.",
+        "half: 50% of the samples could not be scored.",
+        "total: 100% of the samples could not be scored.",
     ]
+
+
+def redness(prompts: list[PromptRecord], images: list[torch.Tensor]) -> list[float]:
+    return [float(image[0].float().mean()) for image in images]
+
+
+def test_a_training_step_does_not_wait_for_judges() -> None:
+    judge = FunctionReward("judge", redness)
+    judge.judge_of = "total"
+    rewards = RewardSet({"red": (redness, 1.0), "judge": (judge, 0.0)})
+    found = score_twice(rewards, RECORDS, [torch.full((3, 4, 4), level, dtype=torch.uint8) for level in range(6)])
+    assert row(found, "judge")["s for 16"] > 0
+    assert row(found, "total")["s for 16"] == row(found, "red")["s for 16"]

@@ -305,6 +305,14 @@ def test_an_adapter_is_compared_with_the_base_model(trainings: Trainings) -> Non
         trainings.compare(first="none", second="none")
 
 
+def test_an_adapter_without_its_history_is_refused_before_anything_is_drawn(trainings: Trainings) -> None:
+    first, second = trainings.add("first", 0.1), trainings.add("second", 0.3)
+    (Path(second) / "training.csv").unlink()
+    with pytest.raises(UserError, match=r"has no training\.csv"):
+        trainings.compare(first=first, second=second)
+    assert trainings.built == []
+
+
 def test_both_sides_are_scored_with_the_weights_of_the_one_that_is_judged(trainings: Trainings) -> None:
     heavy: dict[str, Any] = {"modules": {"ar": {"rewards": {"brightness": 3.0}}}}
     first = trainings.add("first", 0.1, module="dit", **heavy)

@@ -91,6 +91,21 @@ def test_a_frame_is_compared_with_the_targets_frame_of_its_time(tmp_path: Path) 
     assert float(reward([record], [backwards]).values) < 0.8
 
 
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_frame_that_no_server_scored_is_told_in_its_words(lost: int) -> None:
+    frames = iter(range(2))
+
+    def server(prompts: Sequence[PromptRecord], samples: Sequence[Tensor]) -> RewardOutput:
+        if next(frames) == lost:
+            return RewardOutput(values=torch.full((1,), torch.nan), failed={0: "out of memory"})
+        return level(prompts, samples)
+
+    output = PerFrame("level", server, "all", "mean")(RECORDS[:1], [video(10, 20)])
+    assert output.failed == {0: "out of memory"}
+    for values in (output.values, output.parts["twice"], *output.ratios["share"]):
+        assert values.isnan().tolist() == [True]
+
+
 def test_videos_of_different_lengths_are_told() -> None:
     with pytest.raises(UserError, match=r"videos of one length, got \[2, 4\] frames"):
         build_reward("level", RewardConfig(function=f"{HERE}:level", frames="all"))(

@@ -108,12 +108,13 @@ def retotalled(scores: pd.DataFrame, weights: Mapping[str, float]) -> pd.DataFra
 def rankings(scores: pd.DataFrame) -> set[str]:
     """Returns the weighted rewards that only rank the samples of a prompt against each other.
 
-    Their mean is the same for every prompt although samples differ, so that no model can score better than the other.
-    They are left out of the total, unless it has no other reward.
+    They say that they compare these (`Needs.whole_groups`), and their mean is the same for every prompt although
+    samples differ, so that no model can score better than the other. They are left out of the total, unless it has no
+    other reward.
     """
     weighted = {name for name, weight in scores.attrs["weights"].items() if weight}
     relative = set()
-    for name in sorted(name for name in weighted if f"reward/{name}" in scores):
+    for name in sorted(weighted & {*scores.attrs.get("comparing", ())}):
         groups = scores.groupby(["sampler", "id"])[f"reward/{name}"]
         means = groups.mean()
         if len(means) > 1 and means.max() - means.min() < 1e-6 and (groups.max() - groups.min()).max() > 1e-3:

@@ -80,9 +80,9 @@ def _equal_groups(history: pd.DataFrame, settings: Settings) -> str | None:
     for module, column in columns_of(history, "zero_variance_share").items():
         if (share := _late(history[column])) > _EQUAL:
             return (
-                f"in the second half, {share:.0%} of the groups{_of(module)} (the samples of one prompt) had equal"
-                f" rewards, which teach nothing: raise {settings[module]['group_size'][0]} or grpo.max_refills, or use"
-                " a finer reward"
+                f"in the second half, {share:.0%} of the scored groups{_of(module)} (the samples of one prompt) had"
+                f" equal rewards, which teach nothing: raise {settings[module]['group_size'][0]} or grpo.max_refills,"
+                " or use a finer reward"
             )
     return None
 

@@ -138,8 +138,8 @@ def generate_and_score(
     reward/<name>, part/<reward>/<part>, numerator/<reward>/<ratio> and denominator/<reward>/<ratio>; NaN = unscored.
     Optional columns: ``answer``, the text of a text sample, and, relative to ``folder``, ``source``, the images that
     were edited, and ``target`` (the picture of a text sample already shows its image). ``DataFrame.attrs``, which
-    Parquet preserves, has the weights, judges, measures and guards of the rewards. ``advance`` is called after every
-    batch with the number of samples.
+    Parquet preserves, has the weights, judges, measures and guards of the rewards, and which compare samples.
+    ``advance`` is called after every batch with the number of samples.
     """
     frames: list[pd.DataFrame] = []
     scored = False
@@ -177,7 +177,7 @@ def write_no_scores(scorer: RewardSet, folder: Path) -> None:
 
 def _write_scores(table: pd.DataFrame, scorer: RewardSet, folder: Path) -> pd.DataFrame:
     table.attrs = {"weights": dict(scorer.weights), "judges": scorer.judges}
-    table.attrs |= {"measures": scorer.measures, "guards": scorer.guards}
+    table.attrs |= {"measures": scorer.measures, "guards": scorer.guards, "comparing": scorer.comparing}
     table.to_parquet(folder / SCORES, index=False)
     return table
 

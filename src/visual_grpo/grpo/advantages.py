@@ -92,6 +92,12 @@ def zero_variance_groups(rewards: Tensor, group_size: int) -> Tensor:
     return _constant(_as_groups(rewards, group_size))
 
 
+def zero_variance_share(rewards: Tensor, group_size: int) -> float:
+    """Share of `zero_variance_groups` among the groups that have a score; NaN without one."""
+    groups = _as_groups(rewards, group_size)
+    return float(_constant(groups[~groups.isnan().all(1)]).float().mean())
+
+
 def used_rewards(rewards: Mapping[str, Tensor], weights: Mapping[str, float]) -> tuple[list[str], Tensor]:
     """Names of the rewards with a weight, and [B] bool: rows that one of them leaves unscored."""
     used = [name for name, weight in weights.items() if weight]

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from visual_grpo.common.types import Rollout, Scores, StepMetrics, TrainBatch
 from visual_grpo.config import GRPOConfig
-from visual_grpo.grpo.advantages import Scale, combined_rewards, group_advantages, used_rewards, zero_variance_groups
+from visual_grpo.grpo.advantages import Scale, combined_rewards, group_advantages, used_rewards, zero_variance_share
 
 SAMPLER_GAP = "sampler_gap"
 _TRAINERS = ("approx_kl", "kl", SAMPLER_GAP)
@@ -137,7 +137,7 @@ def _reward_metrics(scores: Sequence[Scores], config: GRPOConfig) -> dict[str, f
         "reward/total": _mean(total),
         "reward/total_std": _mean(_group_std(total, group_size)),
         "reward/unscored_share": float(total.isnan().float().mean()),
-        "zero_variance_share": float(zero_variance_groups(learned, group_size).float().mean()),
+        "zero_variance_share": zero_variance_share(learned, group_size),
     }
     rewards = {name: torch.cat([s.rewards[name] for s in scores]) for name in scores[0].rewards}
     for name, column in rewards.items():
@@ -149,10 +149,11 @@ def _reward_metrics(scores: Sequence[Scores], config: GRPOConfig) -> dict[str, f
             rewards, weights, group_size, normalise=config.combine == "gdpo", epsilon=config.advantage_epsilon
         )
         values |= {f"advantage_share/{name}": share for name, share in shares.items()}
-    for name in scores[0].parts:
-        values[f"part/{name}"] = _mean(torch.cat([s.parts[name] for s in scores]))
-    for name in scores[0].ratios:
-        above, below = (torch.cat([s.ratios[name][side] for s in scores]) for side in (0, 1))
+    # A rollout that a server scored nothing of lacks parts.
+    for name in dict.fromkeys(name for s in scores for name in s.parts):
+        values[f"part/{name}"] = _mean(torch.cat([s.parts[name] for s in scores if name in s.parts]))
+    for name in dict.fromkeys(name for s in scores for name in s.ratios):
+        above, below = (torch.cat([s.ratios[name][side] for s in scores if name in s.ratios]) for side in (0, 1))
         # Means over the same samples: their quotient is the ratio of the sums.
         values[f"part/{name}"] = _mean(above) / _mean(below) if _mean(below) else math.nan
     return {name: value for name, value in values.items() if not math.isnan(value)}

@@ -43,6 +43,7 @@ def compare_adapters(parameters: Parameters, records: RecordTable, latest: Path,
     first, second = (find_model(named, latest, parameters) for named in (asked.first, asked.second))
     if first.folder is None and second.folder is None:
         raise UserError("compare: first and second are both none, the base model; name an adapter")
+    history = report.read_history(second.folder or first.folder or Path())  # The report needs it, hours from now.
     settings = parameters.evaluation
     shared = distinct_prompts(unseen(records, (first, second), "compare"), settings.max_prompts)
     before, after = draft / "first", draft / "second"
@@ -64,7 +65,6 @@ def compare_adapters(parameters: Parameters, records: RecordTable, latest: Path,
         adapter=f"{second.name} against {first.name}",
         differences=training_differences(first, second),
     )
-    history = report.read_history(second.folder or first.folder or Path())
     report.write_report(draft, evaluation, before, after, history, defaults=default_parameters())
     if evaluation["differences"]:
         rows = [[name, *map(_short, values)] for name, values in evaluation["differences"].items()]

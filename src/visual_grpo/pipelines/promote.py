@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 from kedro.pipeline import Node, Pipeline
 
 from visual_grpo import provenance
@@ -92,14 +93,20 @@ def judge(
         return draft, known | {"sentence": f"Not promoted: {candidate.name} {reason}"}
     excluding = weights, gate_settings(settings, parameters.evaluation)
     check_number_of_gates(settings.gates_per_year, registry, excluding)
+    history = report.read_history(candidate.adapters)  # The report needs it, hours from now.
     stages = judge_stages(parameters, records, candidate, references, draft)
-    _write_report(parameters, candidate, stages, draft, next(iter(references)))
+    _write_report(parameters, candidate, stages, draft, next(iter(references)), history)
     last = list(stages.values())[-1]  # It is reached only if the earlier stages hold.
     return draft, known | {"promoted": last["promoted"], "sentence": last["sentence"], "stages": stages}
 
 
 def _write_report(
-    parameters: Parameters, candidate: ComparedModel, stages: Mapping[str, Any], folder: Path, reference: str
+    parameters: Parameters,
+    candidate: ComparedModel,
+    stages: Mapping[str, Any],
+    folder: Path,
+    reference: str,
+    history: pd.DataFrame,
 ) -> None:
     """Writes the report of the candidate against the champion, or against the base model where there is none."""
     before, after = (samples_folder(folder, HELD_OUT, name) for name in (reference, "candidate"))
@@ -113,7 +120,6 @@ def _write_report(
         adapter=f"{candidate.name} against the {reference}",
         parameters=parameters.public(),  # The training's parameters, with those of this promotion.
     )
-    history = report.read_history(candidate.adapters)
     report.write_report(folder, evaluation, before, after, history, defaults=default_parameters())
 
 

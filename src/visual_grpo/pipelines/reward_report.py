@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from visual_grpo.config import GRPOConfig
 from visual_grpo.data.manifest import RecordTable
 from visual_grpo.evaluation.pictures import caption, grid, of_sample
 from visual_grpo.evaluation.samples import distinct_prompts, generate_batches, requests
-from visual_grpo.grpo.advantages import zero_variance_groups
+from visual_grpo.grpo.advantages import zero_variance_share
 from visual_grpo.grpo.metrics import variance_shares
 from visual_grpo.models.run_spec import RunSpec
 from visual_grpo.rewards.combine import RewardSet
@@ -112,6 +112,8 @@ class ScoredGroups:
     """The same samples, scored a second time."""
     seconds: Mapping[str, float]
     """Reward -> seconds for all samples."""
+    judges: Collection[str] = ()
+    """Rewards that score no rollout."""
 
     @property
     def ids(self) -> list[str]:
@@ -140,7 +142,14 @@ def score_twice(scorer: RewardSet, asked: Sequence[PromptRecord], samples: Seque
             bar.advance(1)
         again = scorer(asked, samples)
         bar.advance(len(scorer.functions))
-    return ScoredGroups(records=asked, samples=samples, scores=scorer.combined(outputs), again=again, seconds=seconds)
+    return ScoredGroups(
+        records=asked,
+        samples=samples,
+        scores=scorer.combined(outputs),
+        again=again,
+        seconds=seconds,
+        judges=scorer.judges,
+    )
 
 
 def reward_table(scored: ScoredGroups, config: GRPOConfig) -> pd.DataFrame:
@@ -148,20 +157,22 @@ def reward_table(scored: ScoredGroups, config: GRPOConfig) -> pd.DataFrame:
 
     Columns: reward, weight, mean, lowest, highest; ``between seeds``, the standard deviation within a group, averaged
     (what a training learns from); ``between prompts``, the spread of the groups' means; ``share of the advantages``
-    (`variance_shares`); ``equal groups``, the share of groups whose scores do not differ; ``unscored``, a share of the
-    samples; ``s for 16``, seconds; ``repeat``, the largest difference between two scorings of the same sample.
+    (`variance_shares`); ``equal groups``, the share of scored groups whose scores do not differ; ``unscored``, a share
+    of the samples; ``s for 16``, seconds, the total's without judges; ``repeat``, the largest difference between two
+    scorings of the same sample.
     """
     scores, gdpo = scored.scores, config.combine == "gdpo"
     shares = variance_shares(
         scores.rewards, scores.weights, scored.size, normalise=gdpo, epsilon=config.advantage_epsilon
     )
     equal = {
-        name: float(zero_variance_groups(values, scored.size).float().mean())
+        name: zero_variance_share(values, scored.size)
         for name, values in {**scores.rewards, TOTAL: scores.total}.items()
     }
     values = scored.values(scores)
     groups = values.groupby(scored.ids, sort=False)
-    seconds = pd.Series({**scored.seconds, TOTAL: sum(scored.seconds.values())})
+    in_training = [spent for name, spent in scored.seconds.items() if name not in scored.judges]
+    seconds = pd.Series({**scored.seconds, TOTAL: sum(in_training)})
     columns = {
         "weight": pd.Series(scores.weights),
         "mean": values.mean(),
@@ -228,8 +239,9 @@ def findings(table: pd.DataFrame, related: pd.DataFrame, config: GRPOConfig) -> 
 def _reward_findings(row: Mapping[Any, Any], combine: str) -> Iterator[str]:
     name, share = row["reward"], row["share of the advantages"]
     counts = name == TOTAL or (not math.isnan(row["weight"]) and row["weight"] != 0)
-    if counts and row["equal groups"] >= EQUAL and row["unscored"] < 1:
-        yield f"{name}: in {row['equal groups']:.0%} of the groups all samples score the same, which teaches nothing."
+    if counts and row["equal groups"] >= EQUAL:
+        equal = f"{row['equal groups']:.0%} of the scored groups"
+        yield f"{name}: in {equal} all samples score the same, which teaches nothing."
     if row["unscored"] > UNSCORED:
         yield f"{name}: {row['unscored']:.0%} of the samples could not be scored."
     if share <= -DROWNED:

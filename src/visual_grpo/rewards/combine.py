@@ -150,7 +150,12 @@ class RewardSet:
     @property
     def needs_whole_groups(self) -> bool:
         """True if a reward compares the samples of a prompt, so that all must come in one call."""
-        return any(function.needs.whole_groups for function in self.functions.values())
+        return bool(self.comparing)
+
+    @property
+    def comparing(self) -> list[str]:
+        """The rewards that compare the samples of a prompt."""
+        return [name for name, function in self.functions.items() if function.needs.whole_groups]
 
     @property
     def measures(self) -> dict[str, str]:

@@ -65,18 +65,20 @@ class PerFrame:
         return checked_output(self.name, returned, prompts)
 
     def _combined(self, outputs: Sequence[RewardOutput]) -> RewardOutput:
-        """A sample is unscored where one of its frames is."""
+        """A sample is unscored where one of its frames is; so is a part that one of the frames lacks."""
         combine = _COMBINED[self.over_frames]
-        first = outputs[0]
+        nothing = torch.full_like(outputs[0].values, torch.nan)
+
+        def summed(name: str, side: int) -> Tensor:
+            return torch.stack([output.ratios.get(name, (nothing, nothing))[side] for output in outputs]).sum(0)
+
+        parts = dict.fromkeys(name for output in outputs for name in output.parts)
+        ratios = dict.fromkeys(name for output in outputs for name in output.ratios)
         return RewardOutput(
             values=combine(torch.stack([output.values for output in outputs])),
-            parts={name: combine(torch.stack([output.parts[name] for output in outputs])) for name in first.parts},
-            ratios={
-                name: (
-                    torch.stack([output.ratios[name][0] for output in outputs]).sum(0),
-                    torch.stack([output.ratios[name][1] for output in outputs]).sum(0),
-                )
-                for name in first.ratios
+            parts={
+                name: combine(torch.stack([output.parts.get(name, nothing) for output in outputs])) for name in parts
             },
+            ratios={name: (summed(name, 0), summed(name, 1)) for name in ratios},
             failed={row: reason for output in outputs for row, reason in output.failed.items()},
         )

@@ -114,11 +114,14 @@ def test_what_is_no_chat_completion_is_refused(completion: Any) -> None:
         ("The score is 7. So the score is 7.0.", 7.0),
         ("Score: 1\n- 10 fingers are missing", 1.0),
         ("Score: 1 - 10 fingers are missing", 1.0),
+        ("Score: 6 - 100% red", 6.0),
         ("Score: 6\nTo reach a score of 10 the hands would have to be right.", 6.0),
         ("Score: 6\nRating scale: 1 = bad, 10 = perfect", 6.0),
         ("2 heads and 5 legs: I give a score of 3.", 3.0),
         ("Score: 1,5", 1.5),
         ("A score of 6. To reach a score of 10, the hands would have to be right.", math.nan),
+        *((f"Score: {scores}", math.nan) for scores in ("1 to 10: 6", "7-8", "**7 - 8**", "7 or 8")),
+        ("The score is between 3 and 5.", math.nan),
         *(
             (text, math.nan)
             for text in ("Score: 11", "Score: -3", "Score: .8", "3 or 4", "4/5", "Score: high", "", "v2")
@@ -151,6 +154,13 @@ def test_an_answer_that_cannot_be_parsed_is_unscored_never_0(endpoint: Running, 
     assert (reward.budget.failed, output.failed) == (0, {})
     assert "1 of 8 answers could not be parsed" in caplog.text
     assert ("must support top_logprobs" in caplog.text) == (fault == "bare")
+
+
+def test_what_was_not_asked_is_no_answer(endpoint: Running, caplog: pytest.LogCaptureFixture) -> None:
+    """Two of eight prompts ask for a text."""
+    output = judge(endpoint, rubric="text")(prompts({3: 'a sign "!prose"', 5: 'a sign "OPEN"'}), images(8))
+    assert output.values.isnan().tolist() == [row != 5 for row in range(8)]
+    assert "1 of 2 answers could not be parsed" in caplog.text
 
 
 def test_a_fault_loses_its_own_sample_only(endpoint: Running) -> None:

@@ -7,7 +7,7 @@ import json
 import logging
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -111,7 +111,7 @@ class VlmJudge(ServerReward):
         bodies = [self._body(record, sample) for record, sample in zip(prompts, samples, strict=True)]
         replies = self._replies([body for body in dict.fromkeys(bodies) if body is not None])
         answers = [ScoredSample(math.nan) if body is None else self._judged(replies[body]) for body in bodies]
-        self._warn(replies.values(), answers)
+        self._warn([reply for reply in replies.values() if isinstance(reply, Reply)])
         return reward_output(answers)
 
     def _replies(self, bodies: Sequence[bytes]) -> dict[bytes, Reply | RequestError]:
@@ -172,8 +172,8 @@ class VlmJudge(ServerReward):
         value, mass = yes_probability(reply.top)
         return ScoredSample(value, {"yes_or_no": mass})
 
-    def _warn(self, replies: Iterable[Reply | RequestError], answers: Sequence[ScoredSample | RequestError]) -> None:
-        odd = [reply for reply in replies if isinstance(reply, Reply) and _is_unparsed(self._judged(reply))]
+    def _warn(self, replies: Sequence[Reply]) -> None:
+        odd = [reply for reply in replies if _is_unparsed(self._judged(reply))]
         if not odd:
             return
         remedy = ""
@@ -181,7 +181,7 @@ class VlmJudge(ServerReward):
             remedy = ": it has no log-probabilities; the endpoint must support top_logprobs, or set mode to score"
         log.warning(
             "vlm_judge: %d of %d answers could not be parsed and are unscored, such as %r%s",
-            *(sum(map(_is_unparsed, answers)), len(answers), sanitize(odd[0].text[:200]), remedy),
+            *(len(odd), len(replies), sanitize(odd[0].text[:200]), remedy),
         )
 
 

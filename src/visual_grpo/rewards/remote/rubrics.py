@@ -18,8 +18,10 @@ LEAST_MASS = 0.1
 """Minimum of P(yes) + P(no); below it the model did not answer the question."""
 _AROUND = " \t\r\n.,:;!?\"'`*_()[]\u0120\u2581"
 """Characters around a word in a token; the last two are spaces in the vocabularies of GPT-2 and SentencePiece."""
+_RANGE = r"(?:[-–]|[ \t]+(?:to|and|or)[ \t]+|[ \t]+[-–][ \t]+(?![\d.,]+[ \t]*(?:[^\W\d_]|%)))\d[\d.,]*"
+"""What makes a number a range, as in "7-8" and "between 7 and 8", but not in "7 - 8 fingers are missing"."""
 _AFTER_COLON, _LABELLED = (
-    re.compile(rf"(?:score|rating)\b{between}[^\d\n-]{{0,12}}(?<![.,])(-?\d*[.,]?\d+)", re.IGNORECASE)
+    re.compile(rf"(?:score|rating)\b{between}[^\d\n-]{{0,12}}(?<![.,])(-?\d*[.,]?\d+(?:{_RANGE})?)", re.IGNORECASE)
     for between in (r"[^\w\n]*[:=]", "")
 )
 _NUMBER = re.compile(r"(?<![\w.])-?\d*\.?\d+(?![\w.]*\d)")
@@ -136,7 +138,7 @@ def yes_probability(top: Sequence[tuple[str, float]]) -> tuple[float, float]:
 
 
 def score_in(text: str, low: float, high: float, pattern: re.Pattern[str] | None = None) -> float:
-    """The score in a reply; NaN if there is none, several, or one outside ``low`` to ``high``.
+    """The score in a reply; NaN if there is none, several, a range, or one outside ``low`` to ``high``.
 
     That is the last match of ``pattern``; without one, the number after the last "Score:" or "Rating:", else the only
     one after "Score" or "Rating", else the only one. "7/10" is 7 if ``high`` is 10.
@@ -152,12 +154,13 @@ def score_in(text: str, low: float, high: float, pattern: re.Pattern[str] | None
 
 
 def _number(text: str) -> float:
-    return float(text.replace(",", "."))
+    """NaN for what is no number, such as a range."""
+    try:
+        return float(text.replace(",", "."))
+    except ValueError:
+        return math.nan
 
 
 def _within(numbers: Collection[str], low: float, high: float) -> float:
-    try:
-        (score,) = map(_number, numbers)
-    except ValueError:
-        return math.nan
-    return score if low <= score <= high else math.nan
+    scores = [*map(_number, numbers)]
+    return scores[0] if len(scores) == 1 and low <= scores[0] <= high else math.nan
