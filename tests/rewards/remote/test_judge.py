@@ -115,6 +115,7 @@ def test_what_is_no_chat_completion_is_refused(completion: Any) -> None:
         ("Score: 1\n- 10 fingers are missing", 1.0),
         ("Score: 1 - 10 fingers are missing", 1.0),
         ("Score: 6 - 100% red", 6.0),
+        ("Score: 8 and 2 dogs", 8.0),
         ("Score: 6\nTo reach a score of 10 the hands would have to be right.", 6.0),
         ("Score: 6\nRating scale: 1 = bad, 10 = perfect", 6.0),
         ("2 heads and 5 legs: I give a score of 3.", 3.0),

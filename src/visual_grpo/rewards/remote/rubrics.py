@@ -18,7 +18,7 @@ LEAST_MASS = 0.1
 """Minimum of P(yes) + P(no); below it the model did not answer the question."""
 _AROUND = " \t\r\n.,:;!?\"'`*_()[]\u0120\u2581"
 """Characters around a word in a token; the last two are spaces in the vocabularies of GPT-2 and SentencePiece."""
-_RANGE = r"(?:[-–]|[ \t]+(?:to|and|or)[ \t]+|[ \t]+[-–][ \t]+(?![\d.,]+[ \t]*(?:[^\W\d_]|%)))\d[\d.,]*"
+_RANGE = r"(?:[-–]|[ \t]+to[ \t]+|[ \t]+(?:and|or|[-–])[ \t]+(?![\d.,]+[ \t]*(?:[^\W\d_]|%)))\d[\d.,]*"
 """What makes a number a range, as in "7-8" and "between 7 and 8", but not in "7 - 8 fingers are missing"."""
 _AFTER_COLON, _LABELLED = (
     re.compile(rf"(?:score|rating)\b{between}[^\d\n-]{{0,12}}(?<![.,])(-?\d*[.,]?\d+(?:{_RANGE})?)", re.IGNORECASE)
