@@ -7,7 +7,7 @@ import re
 import pytest
 import torch
 
-from tests.operations.plan.configurations import CONFIGURATIONS, ROOT, parameters_of
+from tests.operations.plan.configurations import CONFIGURATIONS, ROOT, on_smaller_cards, parameters_of
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.operations.plan.dry_run import planned_model, prompt_of
 from visual_grpo.operations.plan.estimate import make_plan
@@ -57,6 +57,17 @@ def test_a_released_configuration_fits_its_card_without_a_download(name: str, mo
         assert plan["weights_gb"] - 4 * plan["trained_parameters"] / 1e9 == pytest.approx(WEIGHTS[name], abs=0.1)
     assert all(phase["peak_gb"] <= plan["peak_gb"] for phase in plan["step"])
     assert plan["estimated"]["hours"] > 0
+
+
+@pytest.mark.parametrize("name", SMALLER := on_smaller_cards())
+def test_a_row_of_smaller_cards_fits_with_the_peak_that_the_page_tells(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    environment, changes, peak_gb = SMALLER[name]
+    plan = make_plan(parameters_of(environment, changes))
+    assert plan["fits"], plan["changes"]
+    assert plan["peak_gb"] == pytest.approx(peak_gb, rel=0.02)
 
 
 # diffusers' documentation of GLM-Image: bfloat16 on one H100.
