@@ -480,6 +480,12 @@ class TestTexts:
         assert [one["reason"] for one in rejected] == ["not_csv"] * (lines is not None)
         assert lines is None or rejected[0]["message"].startswith(f"{lines} not valid CSV")
 
+    def test_an_unclosed_quote_takes_no_more_than_a_usual_cell(self, tmp_path):
+        (tmp_path / "data").mkdir()
+        rows = [f"{'' if number else chr(34)}a cup, number {number}" for number in range(9000)]
+        (tmp_path / "data/list.csv").write_text("\n".join(["prompt,note", *rows]))
+        assert len(prepare(tmp_path)) > 100
+
     def test_a_cell_of_several_lines_is_said_and_a_column_twice_is_refused(self, tmp_path):
         (tmp_path / "data").mkdir()
         file = tmp_path / "data/list.csv"
