@@ -272,13 +272,13 @@ class TestColumns:
             for name, content in (
                 ("1.png", embedded()["bytes"]),
                 ("1.txt", b"a cup"),
-                ("1.json", b'{"k": [1], "id": "a"}'),
+                ("1.json", b'{"k": [1], "id": "a", "group": ["b"]}'),
             ):
                 (tmp_path / name).write_bytes(content)
                 archive.add(tmp_path / name, name)
         (record,) = prepare(tmp_path)
         assert (record.id, record.prompt) == ("a", "a cup")
-        assert record.metadata == {"__key__": "1", "json": {"k": [1]}}
+        assert record.metadata == {"__key__": "1", "json": {"k": [1], "id": "a", "group": ["b"]}}
         assert read_image(record.target_image).size == (64, 32)
 
     def test_nan_is_missing(self, tmp_path):
