@@ -83,18 +83,6 @@ def test_the_defaults_are_typed(defaults):
         ("data.path", "", "data.path = '': "),
         ("plan.gpu", True, "plan.gpu = True: should be a valid string"),
         ("grpo.clip_low", 0, "grpo.clip_low = 0: should be greater than 0"),
-        ("data.mask_value", 3, "mask_value is 3, which nothing reads: it is for masks, and task is t2i. Leave it out"),
-        (
-            "data.fps",
-            8,
-            "fps is 8.0, which nothing reads: it is for videos, and frames is null. Leave it out, or set it",
-        ),
-        (
-            "data.revision",
-            "v1",
-            "revision is v1, which nothing reads: it is for a dataset of the hub, and path does not",
-        ),
-        ("data.config", "en", "config is en, which nothing reads: it is for a dataset of the hub, and path does not"),
         ("data.height", 100, "data.height = 100: should be a multiple of 32"),
         ("grpo.loss", "ppo", "grpo.loss = 'ppo': should be 'grpo', "),
         ("grpo.divergence_limit", 0.1, "divergence_limit is for the loss dppo, not for grpo"),

@@ -272,13 +272,13 @@ class TestColumns:
             for name, content in (
                 ("1.png", embedded()["bytes"]),
                 ("1.txt", b"a cup"),
-                ("1.json", b'{"k": [1], "id": "a"}'),
+                ("1.json", b'{"k": [1], "id": "a", "group": ["b"]}'),
             ):
                 (tmp_path / name).write_bytes(content)
                 archive.add(tmp_path / name, name)
         (record,) = prepare(tmp_path)
         assert (record.id, record.prompt) == ("a", "a cup")
-        assert record.metadata == {"__key__": "1", "json": {"k": [1]}}
+        assert record.metadata == {"__key__": "1", "json": {"k": [1], "id": "a", "group": ["b"]}}
         assert read_image(record.target_image).size == (64, 32)
 
     def test_nan_is_missing(self, tmp_path):
@@ -479,6 +479,12 @@ class TestTexts:
         rejected = table.report["rejected"]["listed"]
         assert [one["reason"] for one in rejected] == ["not_csv"] * (lines is not None)
         assert lines is None or rejected[0]["message"].startswith(f"{lines} not valid CSV")
+
+    def test_an_unclosed_quote_takes_no_more_than_a_usual_cell(self, tmp_path):
+        (tmp_path / "data").mkdir()
+        rows = [f"{'' if number else chr(34)}a cup, number {number}" for number in range(9000)]
+        (tmp_path / "data/list.csv").write_text("\n".join(["prompt,note", *rows]))
+        assert len(prepare(tmp_path)) > 100
 
     def test_a_cell_of_several_lines_is_said_and_a_column_twice_is_refused(self, tmp_path):
         (tmp_path / "data").mkdir()

@@ -44,6 +44,10 @@ from visual_grpo.training import made_with
             "retrain.notify=curl https://hooks.slack.com/services/a",
             "retrain.notify looks like a secret",
         ),
+        ("data.mask_value=3", "data.mask_value is 3, which nothing reads: .* masks, and task is t2i. Leave it out"),
+        ("data.fps=8", "data.fps is 8.0, which nothing reads: .* frames is null. Leave it out, or set it to 16.$"),
+        ("data.revision=v1", "data.revision is v1, which nothing reads: it is for a dataset of the hub, and path does"),
+        ("data.config=en", "data.config is en, which nothing reads: it is for a dataset of the hub, and path does"),
     ],
 )
 def test_a_slip_is_named(given: str, named: str) -> None:
@@ -109,8 +113,9 @@ def test_a_setting_of_a_small_models_only_module_leaves_the_rewards(env: str) ->
 
 @pytest.mark.parametrize(("given", "output"), [("", "before"), (",output=moved", "moved")])
 def test_a_resumed_run_has_its_parameters_and_the_folder_that_is_given(given: str, output: str, tmp_path: Path) -> None:
-    metadata = {"provenance": {"parameters": hooks_of("seed=5,output=before")._parameters.public()}}
-    written = save_checkpoint(tmp_path, 1, {"a": torch.zeros(1)}, metadata)
+    before = hooks_of("seed=5,output=before")._parameters.public()
+    before["data"]["fps"] = 8.0  # Nothing reads it, and earlier versions did not refuse it.
+    written = save_checkpoint(tmp_path, 1, {"a": torch.zeros(1)}, {"provenance": {"parameters": before}})
     trusted = file_digest(written / SUMS)[:32]
     resumed = hooks_of(f'resume={written}{given},trust="{trusted}"')._parameters
     assert (resumed.seed, resumed.output) == (5, output)

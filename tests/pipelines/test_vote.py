@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import os
@@ -27,9 +28,11 @@ from tests.evaluation.painter import Painter
 from tests.pipelines.painted import BRIGHTNESS, STARTER_REPORT, Project
 from tests.rewards.votes.voters import Browser, picture
 from visual_grpo.common import console
+from visual_grpo.common.digests import content_digest
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.images import read_image, to_pil, to_tensor
 from visual_grpo.data.manifest import RecordTable
+from visual_grpo.evaluation.samples import image_seed
 from visual_grpo.models.run_spec import resolve
 from visual_grpo.operations.vote_pairs import find_pairs
 from visual_grpo.pipeline_registry import register_pipelines
@@ -182,6 +185,25 @@ def test_an_interrupted_vote_goes_on(painted: Project, monkeypatch: pytest.Monke
     assert sum(batches) == 14
     vote(painted, monkeypatch, pairs=5, seed=1)
     assert sum(batches) == 24
+
+
+def test_pairs_of_earlier_versions_keep_their_names_where_they_are_sampled_alike(painted: Project) -> None:
+    painted.prepare(train=1)
+    base = parameters(sampling={"rollout": {"temperature": 1.0, "top_p": 1.0, "top_k": 0}}, vote={"pairs": 1})
+    spec, file = resolve(base), painted.folder / "raw/choices.jsonl"
+    records = RecordTable(painted.folder / "records.parquet")
+    [pair] = find_pairs(spec, records, file, painted.folder, (painted.folder, painted.folder))
+    [record] = records.split("train")
+    named = {
+        "model": [spec.model, content_digest(spec.model)],
+        "adapters": None,
+        "sampler": base.sampling.rollout.model_dump(mode="json"),
+        "size": [base.data.height, base.data.width],
+        "record": record.id,
+        "prompt": record.prompt,
+        "seeds": [image_seed(base.vote.seed, record.id, side) for side in (0, 1)],
+    }
+    assert pair.pair == hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def test_a_folder_of_generate_can_be_judged(painted: Project, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -245,6 +245,19 @@ def test_the_best_adapter_is_the_best_on_the_prompts_that_were_scored(
     assert run.progress.best_step == best
 
 
+def test_a_checkpoint_without_the_best_adapters_totals_keeps_it_where_none_is_better(tmp_path: Path) -> None:
+    scorer = Partly()
+    scorer.totals = iter([(0.5, 0.4, 0.98), (0.4, 0.3, 0.97)])
+    run = token_run(tmp_path, TokenModel(), scorer, grpo={"steps": 4}, evaluation={"prompts": 3, "every": 2})
+
+    def forget(metrics: StepMetrics, row: dict[str, float]) -> None:
+        if metrics.step == 3:
+            run.progress.best_totals = []  # As a checkpoint of an earlier version does.
+
+    execute(run, tmp_path / "out", forget)
+    assert run.progress.best_step == 2
+
+
 def test_without_an_evaluation_the_last_step_is_the_best_one(tmp_path: Path) -> None:
     run = token_run(tmp_path, TokenModel(), CountingScorer(), grpo={"steps": 2})
     run.eval_prompts = []

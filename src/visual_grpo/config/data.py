@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PrivateAttr, field_validator, model_validator
@@ -109,8 +110,11 @@ class DataConfig(Strict, decides=Decides.CONTENT):
     def _without_its_address(cls, path: str) -> str:
         return plain_dataset(path)
 
-    @model_validator(mode="after")
-    def _what_is_given_is_read(self) -> Self:
+    def unread(self) -> Iterator[str]:
+        """Yields a sentence for each parameter that is given and that nothing reads.
+
+        The validation takes them: earlier trainings may have some in their provenance.
+        """
         of_hub, why = self.path.startswith(HUB), f"it is for a dataset of the hub, and path does not begin with {HUB}"
         for name, is_read, reason in (
             ("mask_value", self.task == "segmentation", f"it is for masks, and task is {self.task}"),
@@ -121,8 +125,7 @@ class DataConfig(Strict, decides=Decides.CONTENT):
             value, default = getattr(self, name), type(self).model_fields[name].default
             if value != default and not is_read:
                 back = "null" if default is None else f"{default:g}"
-                raise ValueError(f"{name} is {value}, which nothing reads: {reason}. Leave it out, or set it to {back}")
-        return self
+                yield f"data.{name} is {value}, which nothing reads: {reason}. Leave it out, or set it to {back}."
 
     @model_validator(mode="after")
     def _something_is_left_to_train_on(self) -> Self:

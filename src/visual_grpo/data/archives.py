@@ -137,12 +137,17 @@ def tar_rows(file: Path, limits: Limits) -> Iterator[tuple[int, dict[str, Any] |
                     row[ending] = _value(content.read(), ending, f"{file.name}, row {number}, column {ending}")
                 if isinstance(keys := row.get("json"), dict):
                     if "txt" in row:
-                        row = {key: keys.pop(key) for key in ("id", "group") if key in keys} | row
+                        row = {key: keys[key] for key in ("id", "group") if _is_label(keys.get(key))} | row
                     else:  # Its caption is among the keys.
                         row = row.pop("json") | row
                 yield number, row
             except Rejected as rejected:
                 yield number, rejected
+
+
+def _is_label(value: Any) -> bool:
+    """Returns whether a value in JSON that anything may have written can be an id or a group."""
+    return bool(str(value).strip()) and isinstance(value, str | int) and not isinstance(value, bool)
 
 
 def _opened(file: Path) -> tarfile.TarFile:

@@ -10,8 +10,9 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Self, TextIO
 
 from visual_grpo.common.errors import UserError
 from visual_grpo.config import DataConfig
@@ -24,6 +25,8 @@ _MAX_LINE = 10_000_000
 """Characters of a JSON line that is looked at."""
 _BASE64 = 1.4
 """Characters a byte of a picture in base64, with line breaks."""
+_WRAPPED = 60
+"""Least characters of a whole line of base64: mail has 76, PEM 64."""
 _MAX_CELL = 2**31 - 1
 """The largest limit of characters that `csv` takes on every system."""
 
@@ -68,11 +71,13 @@ def csv_rows(file: Path, data: DataConfig) -> Iterator[tuple[int, Row]]:
         # Spreadsheets separate by semicolons where the comma is in numbers.
         delimiter = "\t" if file.suffix.lower() == ".tsv" else max(",;\t", key=first.count)
         spaced = delimiter != "\t"  # As in: a, "b, c"
-        rows = csv.DictReader(text, delimiter=delimiter, restkey="", strict=True, skipinitialspace=spaced)
-        header = _header(rows, file, data)
+        lines = _Lines(text, delimiter, data.max_file_mb)
+        rows = csv.DictReader(lines, delimiter=delimiter, restkey="", strict=True, skipinitialspace=spaced)
+        with lines.of_a_row():
+            header = _header(rows, file, data)
         texts = {name for name in header if {name, name.lower()} & {*prompt_columns(data)}}
         last = 1
-        while (row := _next_row(rows, data.max_file_mb)) is not None:
+        while (row := _next_row(rows, lines)) is not None:
             number = rows.reader.line_num
             if isinstance(row, dict) and isinstance(row.get(""), list):
                 message = f"the row has more fields than the header, {len(header)}"
@@ -107,25 +112,57 @@ def _header(rows: csv.DictReader[str], file: Path, data: DataConfig) -> list[str
     return header
 
 
-def _next_row(rows: csv.DictReader[str], max_file_mb: float) -> Row | None:
+def _next_row(rows: csv.DictReader[str], lines: _Lines) -> Row | None:
     """Returns the next row, or its rejection, after which the reader goes on at the next line; None at the end."""
     first = rows.reader.line_num + 1
-    usual = csv.field_size_limit()  # It is the whole process's.
-    most = max(usual, min(round(max_file_mb * 1e6 * _BASE64), _MAX_CELL))
-    csv.field_size_limit(most)
     try:
-        return next(rows, None)
+        with lines.of_a_row():
+            return next(rows, None)
     except csv.Error as error:
         last = rows.reader.line_num
-        lines, verb = (f"line {last}", "is") if first >= last else (f"lines {first} to {last}", "are")
-        if str(error).startswith("field larger than"):
-            message = f"a cell of {lines} has more than {most:,} characters"
-            remedy = f"Close its quote, give its picture as a file, or raise data.max_file_mb={max_file_mb:g}"
+        named, verb = (f"line {last}", "is") if first >= last else (f"lines {first} to {last}", "are")
+        if lines.limit == lines.most and str(error).startswith("field larger than"):
+            message = f"a cell of {named} has more than {lines.most:,} characters"
+            remedy = f"Close its quote, give its picture as a file, or raise data.max_file_mb={lines.max_file_mb:g}"
             return Rejected("file_too_large", message, remedy)
         remedy = 'Write text that has a quote (") in quotes, and the quote twice: """Open"" on a sign"'
-        return Rejected("not_csv", f"{lines} {verb} not valid CSV ({error})", remedy)
-    finally:
-        csv.field_size_limit(usual)
+        return Rejected("not_csv", f"{named} {verb} not valid CSV ({error})", remedy)
+
+
+class _Lines:
+    """The lines of a CSV. A cell may have as much as `csv` allows, and a picture in base64, of one line or several.
+
+    So an unclosed quote does not take all that follows it.
+    """
+
+    def __init__(self, text: TextIO, delimiter: str, max_file_mb: float) -> None:
+        self._text, self._delimiter, self.max_file_mb = text, delimiter, max_file_mb
+        self._usual = self.limit = csv.field_size_limit()
+        self.most = max(self._usual, min(round(max_file_mb * 1e6 * _BASE64), _MAX_CELL))
+        self._longest = self._wrapped = 0
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> str:
+        line = next(self._text)
+        if len(line) > self._usual:
+            self._longest = max(self._longest, len(line))
+        elif len(line) >= _WRAPPED and " " not in line and self._delimiter not in line:
+            self._wrapped += len(line)
+        if grown := self._longest + self._wrapped:
+            self.limit = min(self.most, self._usual + grown)
+            csv.field_size_limit(self.limit)
+        return line
+
+    @contextmanager
+    def of_a_row(self) -> Iterator[None]:
+        self._longest = self._wrapped = 0
+        self.limit = self._usual
+        try:
+            yield
+        finally:
+            csv.field_size_limit(self._usual)  # It is the whole process's.
 
 
 def has_json_lines(file: Path) -> bool:

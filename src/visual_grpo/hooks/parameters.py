@@ -98,10 +98,14 @@ class ParameterHooks:
                 f"--params: {name} looks like a secret, and the command is stored with its run. Set it in"
                 " conf/local/parameters.yml instead."
             )
+        given = tree
         tree, self._taken = _of_resumed_run(tree, self._runtime)
+        is_resumed = tree is not given
         tree = _for_all_modules(tree, self._runtime)
         context.config_loader["parameters"] = tree
         self._parameters = validate(tree)
+        if not is_resumed and (problem := next(self._parameters.data.unread(), None)):
+            raise UserError(problem)
         context.config_loader["catalog"] = _read(context.config_loader, "catalog")
 
     @hook_impl

@@ -71,7 +71,8 @@ def _generated_pairs(spec: RunSpec, records: RecordTable, file: Path, latest: Pa
     what = {
         "model": [spec.model, content_digest(spec.model)],
         "adapters": None if adapters is None else weights_digest(adapters),
-        "sampler": sampler.model_dump(mode="json"),
+        # Also what the parameter alone has, so that pairs of earlier versions keep their names where nothing differs.
+        "sampler": {**getattr(parameters.sampling, name).model_dump(mode="json"), **sampler.model_dump(mode="json")},
         "size": list(sized.size),
     }
     asked, generated = _asked(parameters.vote, records, what), _generated_before(file)

@@ -270,7 +270,9 @@ class TrainingRun:
         progress, totals = self.progress, shown.total.tolist()
         if self._is_ended_by_alarm() or math.isnan(shown.mean):
             return
-        suspicion, better = 0.0 if look is None else look.suspicion, _is_higher(totals, progress.best_totals)
+        suspicion, better = 0.0 if look is None else look.suspicion, shown.mean > progress.best_score
+        if progress.best_totals:  # Checkpoints of earlier versions have only their mean.
+            better = _is_higher(totals, progress.best_totals)
         if self.config.alarm.action == "rollback" and suspicion != progress.best_suspicion:
             better = suspicion < progress.best_suspicion
         if not progress.best_step or better:
