@@ -198,12 +198,6 @@ def large_cells(data: Path) -> None:
     (data / "train.csv").write_text("\n".join(["prompt,image", *lines]))
 
 
-def wrapped_cells(data: Path) -> None:
-    data.mkdir()
-    lines = [f'thing {n},"{base64.encodebytes(png(n) + bytes(150_000)).decode()}"' for n in range(COUNT)]
-    (data / "train.csv").write_text("\n".join(["prompt,image", *lines]))
-
-
 def captions_beside_a_table(data: Path) -> None:
     names = pictures(data, "{}.png")
     captions(data, names, "short")
@@ -417,7 +411,6 @@ CASES: list[tuple[Callable[[Path], None], dict[str, Any], str]] = [
     (edited_videos, CLIPS | EDITS, "the columns source_video, target_video, ... to edit cannot be a video"),
     (text64, {}, USED),
     (large_cells, {}, USED),
-    (wrapped_cells, {}, USED),
     (large_cells, {"max_file_mb": 0.14}, "a cell of line 2 has more than 196,000 characters. Close its quote, give"),
     (data_urls, {}, USED),
     (arrays, {}, USED),

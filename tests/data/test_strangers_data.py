@@ -268,18 +268,20 @@ class TestColumns:
 
     def test_webdataset(self, tmp_path):
         (tmp_path / "data").mkdir()
+        keys = [{"k": [1], "id": "a", "group": group} for group in ("b", "b", ["b"])]
         with tarfile.open(tmp_path / "data/train-0.tar", "w") as archive:
-            for name, content in (
-                ("1.png", embedded()["bytes"]),
-                ("1.txt", b"a cup"),
-                ("1.json", b'{"k": [1], "id": "a", "group": ["b"]}'),
-            ):
-                (tmp_path / name).write_bytes(content)
-                archive.add(tmp_path / name, name)
-        (record,) = prepare(tmp_path)
-        assert (record.id, record.prompt) == ("a", "a cup")
-        assert record.metadata == {"__key__": "1", "json": {"k": [1], "id": "a", "group": ["b"]}}
-        assert read_image(record.target_image).size == (64, 32)
+            for number, own in enumerate(keys, 1):
+                for suffix, content in (
+                    ("png", embedded(colour=(number, 0, 0))["bytes"]),
+                    ("txt", f"cup {number}".encode()),
+                    ("json", json.dumps(own).encode()),
+                ):
+                    (tmp_path / f"{number}.{suffix}").write_bytes(content)
+                    archive.add(tmp_path / f"{number}.{suffix}", f"{number}.{suffix}")
+        one, two, three = sorted(prepare(tmp_path), key=lambda record: record.prompt)
+        assert (one.prompt, one.metadata) == ("cup 1", {"__key__": "1", "json": keys[0]})
+        assert one.split_group == two.split_group != three.split_group
+        assert read_image(one.target_image).size == (64, 32)
 
     def test_nan_is_missing(self, tmp_path):
         rows = [{"prompt": text, "id": value, "group": value} for text, value in (("a", 7.0), ("b", float("nan")))]

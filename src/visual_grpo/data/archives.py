@@ -136,17 +136,17 @@ def tar_rows(file: Path, limits: Limits) -> Iterator[tuple[int, dict[str, Any] |
                     assert content is not None
                     row[ending] = _value(content.read(), ending, f"{file.name}, row {number}, column {ending}")
                 if isinstance(keys := row.get("json"), dict):
-                    if "txt" in row:
-                        row = {key: keys[key] for key in ("id", "group") if _is_label(keys.get(key))} | row
-                    else:  # Its caption is among the keys.
+                    if "txt" not in row:  # Its caption is among the keys.
                         row = row.pop("json") | row
+                    elif _is_label(keys.get("group")):
+                        row = {"group": keys["group"]} | row
                 yield number, row
             except Rejected as rejected:
                 yield number, rejected
 
 
 def _is_label(value: Any) -> bool:
-    """Returns whether a value in JSON that anything may have written can be an id or a group."""
+    """Returns whether a value can be a group; anything may have written the JSON."""
     return bool(str(value).strip()) and isinstance(value, str | int) and not isinstance(value, bool)
 
 

@@ -24,9 +24,7 @@ Row = dict[str, Any] | Rejected | Note
 _MAX_LINE = 10_000_000
 """Characters of a JSON line that is looked at."""
 _BASE64 = 1.4
-"""Characters a byte of a picture in base64, with line breaks."""
-_WRAPPED = 60
-"""Least characters of a whole line of base64: mail has 76, PEM 64."""
+"""Characters a byte of a picture in base64, with a margin."""
 _MAX_CELL = 2**31 - 1
 """The largest limit of characters that `csv` takes on every system."""
 
@@ -71,7 +69,7 @@ def csv_rows(file: Path, data: DataConfig) -> Iterator[tuple[int, Row]]:
         # Spreadsheets separate by semicolons where the comma is in numbers.
         delimiter = "\t" if file.suffix.lower() == ".tsv" else max(",;\t", key=first.count)
         spaced = delimiter != "\t"  # As in: a, "b, c"
-        lines = _Lines(text, delimiter, data.max_file_mb)
+        lines = _Lines(text, data.max_file_mb)
         rows = csv.DictReader(lines, delimiter=delimiter, restkey="", strict=True, skipinitialspace=spaced)
         with lines.of_a_row():
             header = _header(rows, file, data)
@@ -130,34 +128,28 @@ def _next_row(rows: csv.DictReader[str], lines: _Lines) -> Row | None:
 
 
 class _Lines:
-    """The lines of a CSV. A cell may have as much as `csv` allows, and a picture in base64, of one line or several.
+    """The lines of a CSV, of which a long one raises the limit of its cells, for a picture in base64.
 
-    So an unclosed quote does not take all that follows it.
+    An unclosed quote takes no more of what follows than the limit allows.
     """
 
-    def __init__(self, text: TextIO, delimiter: str, max_file_mb: float) -> None:
-        self._text, self._delimiter, self.max_file_mb = text, delimiter, max_file_mb
-        self._usual = self.limit = csv.field_size_limit()
+    def __init__(self, text: TextIO, max_file_mb: float) -> None:
+        self._text, self._usual, self.max_file_mb = text, csv.field_size_limit(), max_file_mb
         self.most = max(self._usual, min(round(max_file_mb * 1e6 * _BASE64), _MAX_CELL))
-        self._longest = self._wrapped = 0
+        self.limit = self._usual
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> str:
         line = next(self._text)
-        if len(line) > self._usual:
-            self._longest = max(self._longest, len(line))
-        elif len(line) >= _WRAPPED and " " not in line and self._delimiter not in line:
-            self._wrapped += len(line)
-        if grown := self._longest + self._wrapped:
-            self.limit = min(self.most, self._usual + grown)
+        if len(line) > self.limit:
+            self.limit = min(self.most, self._usual + len(line))
             csv.field_size_limit(self.limit)
         return line
 
     @contextmanager
     def of_a_row(self) -> Iterator[None]:
-        self._longest = self._wrapped = 0
         self.limit = self._usual
         try:
             yield
