@@ -272,7 +272,7 @@ class TestColumns:
         with tarfile.open(tmp_path / "data/train-0.tar", "w") as archive:
             for number, own in enumerate(keys, 1):
                 for suffix, content in (
-                    ("png", embedded(colour=(number, 0, 0))["bytes"]),
+                    ("png", embedded(colour=f"#{number:02x}0000")["bytes"]),
                     ("txt", f"cup {number}".encode()),
                     ("json", json.dumps(own).encode()),
                 ):
