@@ -50,5 +50,6 @@ def test_after_each_pipeline_no_more_tensors_live_than_before(tmp_path: Path) ->
     done = paste(".venv/bin/kedro run", project)
     assert done.returncode == 0, done.stdout + done.stderr
     lines = [line.rsplit(maxsplit=1) for line in (project / "live.txt").read_text().splitlines()]
-    assert {"generate_baseline", "train", "generate_trained", "end"} <= {name for name, _ in lines}
+    named = {"baseline.generate_baseline", "train.train", "evaluate.generate_trained", "end"}
+    assert named <= {name for name, _ in lines}
     assert {name: int(size) for name, size in lines if int(size) > 1000} == {}
