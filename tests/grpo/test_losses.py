@@ -1,13 +1,18 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
+from typing import Any
 
 import pytest
 import torch
 
+from tests.toys import CountingScorer, ToyTokenPolicy
 from visual_grpo.common.decisions import Likelihoods
+from visual_grpo.common.errors import UserError
 from visual_grpo.config import GRPOConfig
 from visual_grpo.grpo import losses
+from visual_grpo.grpo.trainer import GRPOTrainer
 
 LOW, HIGH = 0.2, 0.3
 
@@ -69,9 +74,19 @@ def test_no_ratio_overflows_or_reads_what_does_not_count() -> None:
         assert gradient[0, 0] == 0
 
 
-@pytest.mark.parametrize(("loss", "unread"), [("dppo", ["clip_low", "clip_high"]), ("gspo", [])])
-def test_clips_that_a_loss_does_not_have_are_named(loss: str, unread: list[str]) -> None:
-    given = {"loss": loss, "steps": 1, "learning_rate": 1.0, "prompts_per_step": 1, "group_size": 2}
-    clips = {"clip_low": LOW, "clip_high": HIGH}
-    assert losses.unread_clips(GRPOConfig.model_validate(given | clips)) == unread
-    assert losses.unread_clips(GRPOConfig.model_validate(given)) == []
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"loss": "dppo", "clip_low": LOW}, "has no clip_low: policy would not be clipped"),
+        ({"loss": "gspo", "clip_low": LOW, "clip_high": HIGH}, None),
+        ({"loss": "nft", "target_kl": 0.1}, "but nft samples with an average of them"),
+        ({"loss": "nft", "target_kl": 0.1, "average_decay": 0.0}, None),
+        ({"loss": "awm", "sampler_correction": 2.0}, "but awm takes a sample without any"),
+        ({"sampler_correction": 2.0, "old_log_probs": "sampler"}, "has to be replay"),
+    ],
+)
+def test_a_script_is_refused_what_its_loss_does_not_read(given: dict[str, Any], said: str | None) -> None:
+    least = {"steps": 1, "learning_rate": 1.0, "prompts_per_step": 1, "group_size": 2}
+    config = GRPOConfig.model_validate(least | given)
+    with pytest.raises(UserError, match=said) if said else nullcontext():
+        GRPOTrainer(ToyTokenPolicy(), CountingScorer(), config)

@@ -10,7 +10,7 @@ KL, counts and the correction to the sampler.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
 
@@ -247,10 +247,33 @@ def average_decay(config: GRPOConfig) -> float:
     return getattr(LOSSES[config.loss].of(config), "average_decay", 0.0)
 
 
-def unread_clips(config: GRPOConfig) -> list[str]:
-    """Returns the names of the clips that are set, which the loss does not have."""
-    own = {field.name for field in fields(LOSSES[config.loss])}
-    return [name for name in ("clip_low", "clip_high") if getattr(config, name) is not None and name not in own]
+def conflicts(config: GRPOConfig, module: str, dtype: str) -> Iterator[str]:
+    """Yields a sentence for each setting of a ``module`` that its loss does not read, or that another one rules out.
+
+    ``dtype``: of the weights, as a text.
+    """
+    loss, own = config.loss, {field.name for field in fields(LOSSES[config.loss])}
+    clips = ("clip_low", "clip_high")
+    if unread := [name for name in clips if getattr(config, name) is not None and name not in own]:
+        yield (
+            f"grpo.loss is {loss}, which has no {' and no '.join(unread)}: {module} would not be clipped. Set"
+            f" {'it' if len(unread) == 1 else 'them'} to null, or set a loss that clips, such as grpo."
+        )
+    if config.target_kl is not None and LOSSES[loss].average_samples and average_decay(config):
+        yield (
+            f"grpo.target_kl compares {module} with its weights at the rollout, but {loss} samples with an average of"
+            " them. Set grpo.average_decay=0, or leave target_kl out."
+        )
+    if config.sampler_correction is not None and is_forward_process(loss):
+        yield (
+            f"grpo.sampler_correction weighs decisions by their log-probs, but {loss} takes a sample without any. Leave"
+            " it out."
+        )
+    elif config.sampler_correction is not None and not config.replays(dtype):
+        yield (
+            "grpo.sampler_correction corrects to the replay, so grpo.old_log_probs has to be replay; it is"
+            f" {config.old_log_probs} with model.dtype {dtype}."
+        )
 
 
 def step_weights(mask: Tensor, aggregation: Aggregation, *, counted_rows: int, counted_steps: int, rows: int) -> Tensor:

@@ -17,13 +17,14 @@ import torch
 from torch import Tensor
 
 from visual_grpo.common.decisions import Likelihoods, Matches
+from visual_grpo.common.errors import UserError
 from visual_grpo.common.phases import alike, phase
 from visual_grpo.common.types import Policy, PromptRecord, Scorer, StepMetrics, TrainBatch
 from visual_grpo.config import GRPOConfig
 from visual_grpo.grpo.advantages import USUAL_CLIP, combined_rewards, group_advantages
 from visual_grpo.grpo.checkpoint import tensors_under
 from visual_grpo.grpo.distributed import ranks
-from visual_grpo.grpo.losses import LOSSES, PolicyLoss, average_decay
+from visual_grpo.grpo.losses import LOSSES, PolicyLoss, average_decay, conflicts
 from visual_grpo.grpo.metrics import SAMPLER_GAP, Clock, UpdateMetrics, step_metrics
 from visual_grpo.grpo.optimizer import AdapterOptimizer, non_finite
 from visual_grpo.grpo.ratio_check import check_ratio
@@ -45,9 +46,14 @@ class GRPOTrainer(Generic[T]):
         seed: int = 0,
         module: str = "policy",
     ) -> None:
-        """The policy's ``dtype``, its weights' dtype, decides on loss scaling and on the floor of the ratio check."""
+        """The policy's ``dtype``, its weights' dtype, decides on loss scaling and on the floor of the ratio check.
+
+        Raises UserError for settings that exclude each other (`losses.conflicts`).
+        """
         self.policy, self.scorer, self.config, self.seed, self.module = policy, scorer, config, seed, module
         self.dtype: str = getattr(policy, "dtype", "float32")
+        if problem := next(conflicts(config, module, self.dtype), None):
+            raise UserError(problem)
         self.parameters = policy.trainable_parameters()
         self.device, self.replay_is_old = self.parameters[0].device, config.replays(self.dtype)
         self.optimizer = AdapterOptimizer(self.parameters, config, self.dtype)

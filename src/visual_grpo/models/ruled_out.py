@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from visual_grpo.common.decisions import Likelihoods, Matches
 from visual_grpo.config import FlowConfig, ModelConfig, Parameters, PolicyConfig, SamplingConfig
 from visual_grpo.config.policy import FlowSettings, TokenSettings
-from visual_grpo.grpo.losses import LOSSES, average_decay, is_forward_process, unread_clips
+from visual_grpo.grpo.losses import LOSSES, conflicts, is_forward_process
 from visual_grpo.models.family import Family
 from visual_grpo.models.module import Kind
 
@@ -59,26 +59,7 @@ def _module_problems(name: str, kind: Kind, config: Parameters) -> Iterator[str]
             f"grpo.loss is {loss}, which needs {needs.described}, and {name} has none. Set a different loss, or train"
             " only a different module (policy.train)."
         )
-    if unread := unread_clips(grpo):
-        yield (
-            f"grpo.loss is {loss}, which has no {' and no '.join(unread)}: {name} would not be clipped. Set"
-            f" {'it' if len(unread) == 1 else 'them'} to null, or set a loss that clips, such as grpo."
-        )
-    if grpo.target_kl is not None and LOSSES[loss].average_samples and average_decay(grpo):
-        yield (
-            f"grpo.target_kl compares {name} with its weights at the rollout, but {loss} samples with an average of"
-            " them. Set grpo.average_decay=0, or leave target_kl out."
-        )
-    if grpo.sampler_correction is not None and is_forward_process(loss):
-        yield (
-            f"grpo.sampler_correction weighs decisions by their log-probs, but {loss} takes a sample without any. Leave"
-            " it out."
-        )
-    elif grpo.sampler_correction is not None and not grpo.replays(config.model.dtype):
-        yield (
-            "grpo.sampler_correction corrects to the replay, so grpo.old_log_probs has to be replay; it is"
-            f" {grpo.old_log_probs} with model.dtype {config.model.dtype}."
-        )
+    yield from conflicts(grpo, name, config.model.dtype)
     if kind == "flow" and draws > grpo.updates_per_rollout:
         yield (
             f"policy.flow.draws is {draws}, but the updates of a rollout take one draw each, and {name} has only"

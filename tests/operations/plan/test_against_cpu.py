@@ -114,6 +114,13 @@ def test_the_first_step_of_samples_that_share_their_noise_counts_less(pipeline_f
     assert flops[0] / flops[1] == pytest.approx((2 + 0.25 + 1) / 4, rel=0.01)
 
 
+@pytest.mark.parametrize(("task", "sources"), [("t2i", 0), ("i2i", 2), ("mixed", 2), ("segmentation", 1)])
+def test_planned_records_have_the_sources_of_the_dearest_kind(task, sources):
+    config = parameters_of("base", {"data": {"height": 32, "width": 32}}).data.model_copy(update={"task": task})
+    with records_for(config, 3, 2, sources=2) as records:
+        assert [len(record.source_images) for record in records] == [sources] * 2
+
+
 @pytest.mark.parametrize("environment", [pytest.param("base", marks=pytest.mark.slow), "negative_points"])
 def test_two_tokens_count_as_all_of_them(environment, pipeline_folder, tmp_path):
     """Beside them, only the keys and values of earlier tokens, of which the plan reads too many."""

@@ -84,6 +84,8 @@ def test_every_digit_of_every_step_counts_but_those_of_time(folders: tuple[Path,
         ("eval/total", 0.5, 0.5501, ["equal", "differs"]),
         ("eval/total", 0.5, 0.4501, ["equal", "within tolerance"]),
         ("eval/total", 0.5, float("nan"), ["equal", "differs"]),
+        ("eval/total", float("nan"), float("nan"), ["equal", "equal"]),
+        ("eval/total", float("nan"), 0.5, ["equal", "differs"]),
         ("reward/total", 0.2, 0.2501, ["differs", "equal"]),
         # Of large values the tolerance is a share.
         ("eval/total", 100.0, 104.9, ["equal", "within tolerance"]),

@@ -88,6 +88,8 @@ def test_the_next_seed_is_that_after_the_last_trainings(tmp_path: Path, monkeypa
     for seed in ("1", "2"):
         assert asked._next_seed() == seed
         asked.project.write(**{"train.seed": seed})
+    asked.project.write(**{"train.seed": None, "seed": "7"})
+    assert asked._next_seed() == "8"
 
 
 CHAMPION = Registered("visual_grpo", 3, {})

@@ -203,9 +203,13 @@ def unequal_scores(prompts: Sequence[PromptRecord], samples: Sequence[Sample]) -
 
 @contextmanager
 def records_for(data: DataConfig, words: int, count: int, sources: int = 1) -> Iterator[list[PromptRecord]]:
-    """Yields distinct prompts of about ``words`` tokens; of edits, each with ``sources`` blank pictures."""
+    """Yields distinct prompts of about ``words`` tokens; of edits, each with ``sources`` blank pictures.
+
+    Mixed ones are edits too: a batch has records of one kind, and theirs take the most memory and time.
+    """
     with TemporaryDirectory() as folder:
-        pictures = [Path(folder, f"{n}.png") for n in range({"i2i": sources, "segmentation": 1}.get(data.task, 0))]
+        number_of = {"i2i": sources, "mixed": sources, "segmentation": 1}
+        pictures = [Path(folder, f"{n}.png") for n in range(number_of.get(data.task, 0))]
         for picture in pictures:
             Image.new("RGB", (data.width, data.height)).save(picture)
         yield [

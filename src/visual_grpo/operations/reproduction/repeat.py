@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import time
@@ -230,9 +231,10 @@ def tolerance_rows(run: Path, here: Path, tolerance: float) -> Iterator[Row]:
     for name in FINAL:
         if name in before:
             first, second = (table.get(name, pd.Series(dtype=float)).dropna().tolist() for table in (before, now))
-            a, b = first[-1], second[-1] if second else float("nan")
+            a, b = (values[-1] if values else math.nan for values in (first, second))  # Of no sample with a score.
             within = abs(a - b) <= tolerance * max(abs(a), 1.0)
-            result: Result = "equal" if a == b else "within tolerance" if within else "differs"
+            equal = a == b or not first + second
+            result: Result = "equal" if equal else "within tolerance" if within else "differs"
             yield Row(f"final {name}", f"{a:.4f}", f"{b:.4f}", result)
 
 

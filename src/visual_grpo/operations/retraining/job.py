@@ -17,6 +17,7 @@ import textwrap
 import time
 from collections.abc import Mapping, Sequence
 from enum import IntEnum
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from visual_grpo.common import console
 from visual_grpo.common.errors import UserError, counted
 from visual_grpo.common.processes import OutOfTimeError, ProgramError, git, output_of, run
 from visual_grpo.config import MonitorConfig, RetrainConfig
+from visual_grpo.operations.command import value_of
 from visual_grpo.operations.retraining.project import Project
 from visual_grpo.tracking.adapter_lookup import Registered
 from visual_grpo.tracking.registry import NOT_PROMOTED, Registry, gate_settings
@@ -99,8 +101,8 @@ class Retraining:
 
         Raises UserError, ProgramError, OutOfTimeError or DataRefusedError; the champion then stays what it is.
         """
-        settings, steps = self.config.retrain, self.config.grpo.steps
-        if settings.max_steps is not None and steps > settings.max_steps:
+        settings, steps = self.config.retrain, self._trained_with("grpo.steps")
+        if settings.max_steps is not None and isinstance(steps, int) and steps > settings.max_steps:
             raise UserError(f"grpo.steps is {steps}, more than retrain.max_steps = {settings.max_steps} allows.")
         self._registry.champion()  # MLflow must answer.
         self.project.write()
@@ -132,7 +134,7 @@ class Retraining:
         self.project.write()
         said = [f"{counted(len(files), 'import')} of DVC would be updated first"] if (files := self._imports()) else []
         before, asked = self._changed(_TRAIN, with_earlier=True), self._asked_for()
-        training = f"train {counted(self.config.grpo.steps, 'step')} and judge the adapter"
+        training = f"train {counted(self._trained_with('grpo.steps'), 'step')} and judge the adapter"
         if asked or any(change.startswith(f"{_TRAIN}:") for change in before):
             said.append(f"would {training}:{_listed(before + asked)}")
         elif before:
@@ -210,7 +212,13 @@ class Retraining:
 
     def _next_seed(self) -> str:
         """Returns the training seed after the last training's."""
-        return str(int(self.project.training_params().get("train.seed", self.config.training_seed)) + 1)
+        own = self._trained_with("train.seed")
+        return str((self._trained_with("seed") if own is None else own) + 1)
+
+    def _trained_with(self, name: str) -> Any:
+        """Returns a parameter of the stage that trains, which ``train_params`` of params.yaml may replace."""
+        given = self.project.training_params()
+        return value_of(given[name]) if name in given else attrgetter(name)(self.config)
 
     def _start(self, champion: Registered | None) -> str | None:
         """Returns the adapters that a training starts from; None = the base model."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import PolicyConfig, SamplerConfig
 from visual_grpo.models.family_check import replay_error
 from visual_grpo.models.rows import START_NOISE
-from visual_grpo.training.components import load_policy
+from visual_grpo.training.components import load_model, load_policy
 
 TEXTS = ["make it red", "move the small yellow square on the left to the bottom, please", "去掉 “圆”"]
 EVAL_SAMPLER = SamplerConfig(steps=3, guidance_scale=1.5)
@@ -108,3 +109,15 @@ def test_kinds_mix_in_generation_and_not_in_a_batch(pipeline_folder: Path, sourc
         assert (together[row].int() - alone.int()).abs().max() <= 1
     with pytest.raises(UserError, match="'0' and 't2i' of one batch have 1 and 0 source images"):
         image.sample_tokens(mixed[:2], [1, 2], ROLLOUT)
+
+
+def test_a_source_that_is_written_again_is_read_again(
+    pipeline_folder: Path, source_images: list[Path], tmp_path: Path
+) -> None:
+    model = load_model(str(pipeline_folder), size=SIZE, device="cpu")
+    pictures = []
+    for source in source_images[:2]:
+        shutil.copyfile(source, tmp_path / "edit.png")
+        record = PromptRecord(id="a", prompt="make it red", source_images=(tmp_path / "edit.png",))
+        pictures += model.generate([record], [0], EVAL_SAMPLER)
+    assert not torch.equal(*pictures)

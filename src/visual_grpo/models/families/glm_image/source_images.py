@@ -53,14 +53,14 @@ class SourceEncoder:
     def __init__(self, pipeline: GlmImagePipeline, size: tuple[int, int]) -> None:
         """``size``: (height, width) in pixels that every source is brought to; prepared ones have it already."""
         self.pipeline, self.size = pipeline, size
-        self._encoded: LRUCache[Path, Source] = LRUCache(_CACHED)
+        self._encoded: LRUCache[tuple[object, ...], Source] = LRUCache(_CACHED)
 
     def of(self, records: Sequence[PromptRecord]) -> list[tuple[Source, ...]]:
         """The sources of each record. Raises UserError unless all have equally many."""
         source_count(records)
         return [tuple(self._source(path) for path in record.source_images) for record in records]
 
-    @cachedmethod(attrgetter("_encoded"))
+    @cachedmethod(attrgetter("_encoded"), key=lambda self, path: (path, _version(path)))
     def _source(self, path: Path) -> Source:
         return self._encode(fit(read_image(path), *self.size))
 
@@ -83,6 +83,14 @@ class SourceEncoder:
         std = torch.tensor(vae.config.latents_std, device=vae.device).view(-1, 1, 1)
         latents = (encoded.latent_dist.mode()[0].float() - mean) / std
         return latents.contiguous()
+
+
+def _version(path: Path) -> tuple[int, ...]:
+    """What changes when a file is written again; nothing of one that is not there, which reading it says."""
+    if not path.exists():
+        return ()
+    found = path.stat()
+    return found.st_mtime_ns, found.st_size, found.st_ino
 
 
 @dataclass(frozen=True, kw_only=True)
