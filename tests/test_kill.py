@@ -111,7 +111,7 @@ def history(project: Path) -> pd.DataFrame:
     return table[[name for name in table if not OF_TIME_AND_MEMORY.fullmatch(str(name))]]
 
 
-def metrics(project: Path) -> dict[str, list[tuple[int, float]]]:
+def metrics(project: Path) -> dict[str, list[tuple[int, str]]]:
     """Name -> (step, value) of every row in MLflow of the one run that was finished."""
     client = MlflowClient(f"sqlite:///{project / 'mlflow.db'}")
     experiments = [experiment.experiment_id for experiment in client.search_experiments()]
@@ -120,4 +120,5 @@ def metrics(project: Path) -> dict[str, list[tuple[int, float]]]:
     assert {run.info.status for run in trained} <= {"FINISHED", "KILLED"}
     names = sorted(name for name in finished.data.metrics if not OF_TIME_AND_MEMORY.fullmatch(name))
     rows = {name: client.get_metric_history(finished.info.run_id, name) for name in names}
-    return {name: sorted((row.step, row.value) for row in own) for name, own in rows.items()}
+    # As texts: a verdict that is not there yet is NaN, which equals nothing.
+    return {name: sorted((row.step, str(row.value)) for row in own) for name, own in rows.items()}
