@@ -118,7 +118,11 @@ def test_a_training_compiles_in_its_first_step_only(
     same = [name for name in expected[0] if name.endswith(("reward/total", "grad_norm"))]
     assert {name: values[0][name] for name in same} == pytest.approx({name: expected[0][name] for name in same}, 1e-5)
     assert max(value for step in values for name, value in step.items() if "first_max_abs_log" in name) < 1e-4
-    assert max(float((state[name] - plain[name]).abs().max()) for name in plain) < 1e-2, "of three steps of 1e-2"
+    # In whole, since AdamW takes a step of full size by the sign of a gradient that is nothing but rounding.
+    learned, plainly = (
+        torch.cat([each[name].flatten() for name in plain if "lora_B" in name]) for each in (state, plain)
+    )
+    assert float((learned - plainly).norm()) < 0.1 * float(plainly.norm())
 
 
 class Block(nn.Module):
