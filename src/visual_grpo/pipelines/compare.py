@@ -94,7 +94,7 @@ def training_differences(first: ComparedModel, second: ComparedModel) -> dict[st
 
 
 def _said(name: str, value: Any) -> Any:
-    """Returns a value, or the section that gives it where a module sets none of its own (`config.ModuleConfig`)."""
+    """Returns a value; for one that a module leaves out, the section that it is taken from (`config.ModuleConfig`)."""
     section, *path = name.split(".")
     if value is not None or section != "modules" or len(path) < 2:
         return value

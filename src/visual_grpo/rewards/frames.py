@@ -65,7 +65,7 @@ class PerFrame:
         return checked_output(self.name, returned, prompts)
 
     def _combined(self, outputs: Sequence[RewardOutput]) -> RewardOutput:
-        """A sample is unscored where one of its frames is; so is a part that one of the frames lacks."""
+        """A sample is unscored if one of its frames is, and its part is if one of its frames lacks that part."""
         combine = _COMBINED[self.over_frames]
         nothing = torch.full_like(outputs[0].values, torch.nan)
 

@@ -36,7 +36,8 @@ PROMOTED, ROLLED_BACK = "promoted.", "rolled_back."
 each once, the latest promotion last; ``rolled_back.ALIAS.DIGEST`` of weights -> version and date."""
 _MOST_PROMOTED = 100
 _OVER, _UNDONE, _NOTHING = "promotion.over", "promotion.rolled_back", "none"
-"""Tags of a version before there were those of an alias: what it replaced, or nothing; the date of its rollback."""
+"""Tags of a version that earlier versions of this project wrote: the version that it replaced, or `_NOTHING`; the date
+of its rollback."""
 RETRAINED = "retrained.for"
 """Tag of a run that a retraining made: the registered model."""
 GATE = "gate."
@@ -130,7 +131,7 @@ class Registry:
         return Registered.of(made)
 
     def promote(self, version: int) -> None:
-        """Points the alias to a version, which becomes the latest promotion and is no longer one that was undone."""
+        """Points the alias to a version, notes it as the latest promotion, and deletes the mark of a rollback."""
         present = self.champion()
         if present is not None and present.version == version:
             return

@@ -270,12 +270,10 @@ class TrainingRun:
         progress, totals = self.progress, shown.total.tolist()
         if self._is_ended_by_alarm() or math.isnan(shown.mean):
             return
-        suspicion, better = 0.0 if look is None else look.suspicion, shown.mean > progress.best_score
-        if progress.best_totals:  # Checkpoints of earlier versions have only their mean.
-            better = _is_higher(totals, progress.best_totals)
+        suspicion, better = 0.0 if look is None else look.suspicion, progress.is_best(totals, shown.mean)
         if self.config.alarm.action == "rollback" and suspicion != progress.best_suspicion:
             better = suspicion < progress.best_suspicion
-        if not progress.best_step or better:
+        if better or not progress.best_step:
             progress.best_score, progress.best_totals, progress.best_step = shown.mean, totals, self.trainer.step
             with self.average.in_place():
                 progress.best_adapter, progress.best_suspicion = self.model.adapters.state(), suspicion
@@ -344,16 +342,3 @@ class TrainingRun:
                 records, seeds = zip(*((one.record, one.seed) for one in asked[start : start + size]), strict=True)
                 samples += self.model.generate(records, seeds, self.config.sampling.eval)
         return [one.record for one in asked], samples
-
-
-def _is_higher(totals: Sequence[float], than: Sequence[float]) -> bool:
-    """Compares the means over the prompts that both scored; where these are too few, how many each scored.
-
-    A mean over the prompts that happened to be scored would rise where a difficult one is not.
-    """
-    pairs = [pair for pair in zip(totals, than, strict=False) if not any(map(math.isnan, pair))]
-    scored, before = (sum(not math.isnan(total) for total in each) for each in (totals, than))
-    if 2 * len(pairs) < max(scored, before):
-        return scored > before
-    total, total_before = map(math.fsum, zip(*pairs, strict=True))
-    return total > total_before

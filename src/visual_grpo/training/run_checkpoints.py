@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import glob
 import itertools
+import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,21 @@ class Progress:
     """Step and sentence of each evaluation at which the reward was taken to be cheated."""
     gains: Gains = field(default_factory=Gains)
     """Followed only with ``train.early_stopping_patience``."""
+
+    def is_best(self, totals: Sequence[float], mean: float) -> bool:
+        """Compares an evaluation with the best one by the prompts that both scored; ``totals``: one for each prompt.
+
+        A mean over the prompts that happened to be scored would rise where a difficult one is not. If fewer than half
+        are scored in both, the evaluation that scored more counts.
+        """
+        if not self.best_totals:  # A checkpoint of an earlier version has the mean alone.
+            return mean > self.best_score
+        pairs = [pair for pair in zip(totals, self.best_totals, strict=True) if not any(map(math.isnan, pair))]
+        scored, before = (sum(not math.isnan(total) for total in each) for each in (totals, self.best_totals))
+        if 2 * len(pairs) < max(scored, before):
+            return scored > before
+        now, best = map(math.fsum, zip(*pairs, strict=True))
+        return now > best
 
 
 class RunCheckpoints:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from omegaconf import OmegaConf
 
 from visual_grpo.config import Parameters, merged
 from visual_grpo.starter.world_defaults import with_world
@@ -41,26 +42,15 @@ _ROW = re.compile(r"^\| (\d+ GB|RTX \w+)[^|]* \| `(\w+)`([^|]*) \| (.+) \| ([\d.
 
 def on_smaller_cards() -> dict[str, tuple[str, Mapping[str, Any], float]]:
     """Row of the table in docs/plan.md -> environment, changes with the card, and the peak in GB."""
-    rows, given = {}, dict[str, Any]()
+    rows, given = {}, list[str]()
     for card, environment, part, cell, peak in _ROW.findall((ROOT / "docs/plan.md").read_text(encoding="utf-8")):
-        before = given if cell.startswith("the same") else {}
-        words = "".join(re.findall("`([^`]+)`", cell.replace("` and `", ","))).split(",")
-        own = dict(pair.split("=") for pair in words if pair)
-        given = {**before, **{name: yaml.safe_load(value) for name, value in own.items()}}
-        gpu = {"plan.gpu": "RTX 4090" if card == "24 GB" else card}
-        rows[f"{environment}{part}, {card}"] = environment, _tree(given | gpu), float(peak)
+        before = given if cell.startswith("the same") else []
+        own = "".join(re.findall("`([^`]+)`", cell.replace("` and `", ","))).split(",")
+        given = [*before, *filter(None, own)]
+        gpu = "RTX 4090" if card == "24 GB" else card
+        tree: Any = OmegaConf.to_container(OmegaConf.from_dotlist([*given, f"plan.gpu={gpu}"]))
+        rows[f"{environment}{part}, {card}"] = environment, tree, float(peak)
     return rows
-
-
-def _tree(flat: Mapping[str, Any]) -> Mapping[str, Any]:
-    tree: Mapping[str, Any] = {}
-    for name, value in flat.items():
-        *path, last = name.split(".")
-        branch: dict[str, Any] = {last: value}
-        for part in reversed(path):
-            branch = {part: branch}
-        tree = merged(tree, branch)
-    return tree
 
 
 def parameters_of(environment: str, changes: Mapping[str, Any]) -> Parameters:

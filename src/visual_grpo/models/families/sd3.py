@@ -51,8 +51,8 @@ class Sd3:
         largest = limits.pos_embed_max_size * limits.patch_size * pipeline.vae_scale_factor
         if max(size) > largest:
             raise UserError(
-                f"A picture of {size[0]} x {size[1]} is larger than the {largest} pixels a side that this model has"
-                " positions for. Lower data.height and data.width, or those of sampling.rollout if they are larger."
+                f"A picture of {size[0]} x {size[1]} is too large: this model has positions for {largest} pixels a"
+                " side. Lower data.height and data.width, or those of sampling.rollout if they are larger."
             )
 
     def schedule(self, steps: int) -> Schedule:

@@ -154,7 +154,7 @@ def score_in(text: str, low: float, high: float, pattern: re.Pattern[str] | None
 
 
 def _number(text: str) -> float:
-    """NaN for what is no number, such as a range."""
+    """Returns NaN for a text that is not a single number, such as a range."""
     try:
         return float(text.replace(",", "."))
     except ValueError:

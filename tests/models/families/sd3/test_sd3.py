@@ -53,7 +53,7 @@ def test_t5_may_be_missing_or_left_out(folder: Path, tmp_path: Path) -> None:
 
 
 def test_a_size_without_positions_is_refused(pipeline: Any) -> None:
-    with pytest.raises(UserError, match=r"64 x 272 is larger than the 256 pixels a side .* sampling\.rollout"):
+    with pytest.raises(UserError, match=r"64 x 272 is too large: .* positions for 256 pixels .* sampling\.rollout"):
         Sd3(pipeline, (64, 272), Sd3Options())
 
 

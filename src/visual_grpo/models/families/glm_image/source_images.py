@@ -86,7 +86,7 @@ class SourceEncoder:
 
 
 def _version(path: Path) -> tuple[int, ...]:
-    """What changes when a file is written again; nothing of one that is not there, which reading it says."""
+    """Returns time, size and inode, which change when the file is written again; () if it is missing."""
     if not path.exists():
         return ()
     found = path.stat()
