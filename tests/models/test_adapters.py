@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.conftest import SIZE, stir
 from tests.evaluation.painter import brightness
+from visual_grpo.adapter_folder import FACTS
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import GRPOConfig, LoraParams, SamplerConfig
@@ -91,6 +92,9 @@ def test_saved_adapters_load_into_their_modules(pipeline_folder: Path, tmp_path:
     assert one.state().keys() == {name for name in state if name.startswith("dit/")}
     everything = load_model(str(pipeline_folder), size=SIZE, adapters=str(tmp_path), device="cpu").adapters
     assert everything.state().keys() == state.keys()
+    (tmp_path / FACTS).write_text(json.dumps({"model_content": "of a different model"}))
+    with pytest.raises(UserError, match="was trained on a base model whose files differ"):
+        load_model(str(pipeline_folder), size=SIZE, adapters=tmp_path, device="cpu")
 
 
 def test_an_adapter_replaces_the_one_before(pipeline_folder: Path, tmp_path: Path) -> None:

@@ -77,6 +77,13 @@ def lora_digest(model: ModelConfig) -> str | None:
     return None if model.lora is None else digest_once(merged_lora(model.lora))
 
 
+def _check_adapters(folder: Path, model: str, config: ModelConfig) -> None:
+    """Raises UserError where the adapters in ``folder`` have changed since their training, or had a different base."""
+    check_weights(folder)
+    check_base(folder, model)
+    check_lora(folder, lora_digest(config))
+
+
 def build_model(spec: RunSpec, adapters: Path | None = None, *, check_own_family: bool = False) -> Model:
     """Builds the base model, without any adapter or with the saved ones of the trained modules.
 
@@ -96,9 +103,7 @@ def build_model(spec: RunSpec, adapters: Path | None = None, *, check_own_family
         scale, task = spec.rollout.guidance_scale or 1, config.data.task
         check_before_training(spec.family, loaded, built, spec.settings, task, scale, config.model.dtype)
     if adapters is not None:
-        check_weights(adapters)
-        check_base(adapters, model)
-        check_lora(adapters, lora_digest(config.model))
+        _check_adapters(adapters, model, config.model)
         built.adapters.load(adapters, spec.modules)
     return built
 
@@ -165,9 +170,7 @@ def check_start(spec: RunSpec, start: Path) -> None:
     if start.is_file():
         require_startable(spec, start)
         return
-    check_weights(start)
-    check_base(start, spec.model)
-    check_lora(start, lora_digest(spec.config.model))
+    _check_adapters(start, spec.model, spec.config.model)
     trained, before = modules_of(start), validate(read_facts(start)["parameters"])
     for module in spec.modules:
         if module not in trained:
@@ -240,7 +243,7 @@ def load_model(
     require_quantized(built.adapters.networks, base_weights)
     set_execution(built.adapters.networks, built.modules, model_config)
     if adapters is not None:
-        check_lora(Path(adapters), lora_digest(model_config))
+        _check_adapters(Path(adapters), model_config.path, model_config)
         built.adapters.load(Path(adapters), train)
     else:
         built.adapters.attach(dict.fromkeys(train, config.lora), seed)
