@@ -233,6 +233,7 @@ def of(evaluation: dict[str, Any], digest: str = "a") -> dict[str, Any]:
 
 EACH, MOST, CONTROLS, FRAMES = "images_per_prompt", "max_prompts", "controls", {"parameters": {"data": {"frames": 5}}}
 HIGH, LOW = {"guidance_scale": 3.0}, {"guidance_scale": 1.0}
+SAMPLED = {"parameters": {"sampling": {"rollout": {"steps": 5, "guidance_scale": 1.0}, "eval": {"steps": 5}}}}
 PAIRS: list[tuple[dict[str, Any], dict[str, Any], list[str]]] = [
     (of({"seed": 0}), of({"seed": 0}), []),
     (of({"seed": 1}), of({"seed": 0}, "b"), ["evaluation.seed (was 1, is 0)", "base model"]),
@@ -244,6 +245,13 @@ PAIRS: list[tuple[dict[str, Any], dict[str, Any], list[str]]] = [
     (of({EACH: 6, MOST: 20}), of({EACH: 6}), [f"evaluation.{MOST} (was 20, is None)"]),
     (of({EACH: 6, MOST: 20}), of({EACH: 6, MOST: 21}), [f"evaluation.{MOST} (was 20, is 21)"]),
     (of({EACH: 6}), of({EACH: 7}), [f"evaluation.{EACH} (was 6, is 7)"]),
+    # Nor do samples of a sampler that nobody asks for any more differ.
+    ({**SAMPLED, "unread": []}, {**SAMPLED, "unread": ["sampling.rollout"]}, []),
+    (
+        {**SAMPLED, "unread": ["sampling.rollout"]},
+        {**SAMPLED, "unread": []},
+        ["samples that depend on sampling.rollout (was none, is some)"],
+    ),
     # Controls that nobody asks for any more are no difference.
     (of({CONTROLS: [HIGH, LOW]}), of({CONTROLS: [LOW]}), []),
     (of({CONTROLS: []}), of({CONTROLS: [HIGH]}), [f"evaluation.{CONTROLS} (was [], is [{HIGH}])"]),

@@ -79,12 +79,12 @@ def values(provenance: Provenance, about: Decides, *, rounding: bool = True) -> 
         rounding: also those that change the last bits alone.
     """
     tree = provenance.get("parameters", {})
-    ignored = [*_transport(tree), *(() if Decides.TRAINING in about else provenance.get("unread", ()))]
+    ignored = [*_transport(tree), *_unread(provenance, about)]
     found = {
         name: value
         for name, value in flatten(tree).items()
         if decides(name, about & ~Decides.CONTENT, rounding=rounding)
-        and not any(_begins(name.split("."), pattern.split(".")) for pattern in ignored)
+        and not any(_begins(name, pattern) for pattern in ignored)
     }
     found |= {name: digest for name, digest in provenance.items() if _kinds(name) & about}
     if rounding:
@@ -112,6 +112,12 @@ def differences(
     first, second = (values(each, about, rounding=rounding) for each in (before, now))
     names = sorted((first.keys() | second.keys()) - set(but))
     found = {name: (first.get(name), second.get(name)) for name in names}
+    unread, unread_now = (set(_unread(each, about)) for each in (before, now))
+    for pattern in sorted(unread ^ unread_now):  # One of the results has samples that the other has not.
+        depending = [name for name in found if _begins(name, pattern)]
+        found = {name: pair for name, pair in found.items() if name not in depending}
+        if depending and not (covers and pattern in unread_now):
+            found[f"samples that depend on {pattern}"] = ("none", "some") if pattern in unread else ("some", "none")
     return {name: (a, b) for name, (a, b) in found.items() if a != b and not (covers and _covers(name, a, b))}
 
 
@@ -163,9 +169,14 @@ def _transport(tree: Mapping[str, Any]) -> Iterator[str]:
                 yield f"rewards.{name}.options.{option}"
 
 
-def _begins(parts: Sequence[str], pattern: Sequence[str]) -> bool:
-    pairs = zip(parts, pattern, strict=False)
-    return len(pattern) <= len(parts) and all(fnmatchcase(part, wanted) for part, wanted in pairs)
+def _unread(provenance: Provenance, about: Decides) -> Sequence[str]:
+    """Returns the patterns of parameters that no judged sample depends on; of a training, none."""
+    return () if Decides.TRAINING in about else provenance.get("unread", ())
+
+
+def _begins(name: str, pattern: str) -> bool:
+    parts, wanted = name.split("."), pattern.split(".")
+    return len(wanted) <= len(parts) and all(map(fnmatchcase, parts, wanted))
 
 
 def parameters_of_training(

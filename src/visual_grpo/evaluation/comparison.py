@@ -189,6 +189,6 @@ def _check_same(what: str, before: set[Any], after: set[Any]) -> None:
 
 
 def asked_for(baseline: pd.DataFrame, trained: pd.DataFrame) -> pd.DataFrame:
-    """Selects the baseline's samples of the prompts and seeds of ``trained``, which may have been asked for fewer."""
-    drawn = pd.MultiIndex.from_frame(trained[["split", "id", "index"]])
-    return baseline[pd.MultiIndex.from_frame(baseline[["split", "id", "index"]]).isin(drawn)]
+    """Selects the baseline's samples of the samplers, prompts and seeds of ``trained``, which may be fewer."""
+    asked = ["sampler", "split", "id", "index"]
+    return baseline[pd.MultiIndex.from_frame(baseline[asked]).isin(pd.MultiIndex.from_frame(trained[asked]))]
