@@ -114,13 +114,13 @@ def test_a_module_that_is_set_to_null_has_the_settings_of_all(defaults):
 
 
 def test_a_module_has_its_own_settings_and_shares_the_others(defaults):
-    tree = changed(defaults, "modules.dit.lora", {"rank": 4})
+    tree = changed(changed(defaults, "modules.dit.lora", {"rank": 4}), "policy.lora.alpha", 20)
     parameters = validate(tree)
     own, shared = parameters.grpo_of("dit"), parameters.grpo_of("ar")
     assert shared == parameters.grpo
     assert (own.learning_rate, own.kl_weight) == (6.0e-4, 0.3)
     assert own.model_copy(update={k: getattr(shared, k) for k in parameters.modules["dit"].grpo()}) == shared
-    assert (parameters.lora_of("dit").rank, parameters.lora_of("ar").rank) == (4, 8)
+    assert [(of.rank, of.alpha) for of in map(parameters.lora_of, ("dit", "ar"))] == [(4, 20), (8, 20)]
     # Each module is trained for its own weights; what trains both is judged by their mean.
     assert parameters.weights(["ar"]) == WEIGHTS
     assert parameters.weights(["dit"]) == WEIGHTS | {"rendering": 1.0}

@@ -141,4 +141,4 @@ def test_a_patience_that_cannot_end_the_training_before_its_last_step_is_told(
     run = stopping_run(tmp_path, patience, evaluations=2, every=every)
     notes = execute(run, tmp_path / "out")
     assert sum("cannot end the training" in note for note in notes) == idle
-    assert (run.trainer.step == STEPS) == idle
+    assert (run.trainer.step == STEPS) == (run.stopped_early is None) == idle

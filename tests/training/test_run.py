@@ -21,6 +21,7 @@ from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.rewards.reward import FunctionReward
 from visual_grpo.starter.world_defaults import with_world
 from visual_grpo.training import components
+from visual_grpo.training.likely_mistakes import likely_mistakes
 from visual_grpo.training.resuming import resumed_run
 from visual_grpo.training.run import Callbacks, TrainingRun
 
@@ -128,6 +129,17 @@ def test_a_blind_reward_stops_the_run(pipeline_folder: Path, tmp_path: Path) -> 
     assert any("guidance 1, the eval sampler has 1.5" in note for note in notes)
     assert any("but ar has only" in note and "ends at 50% of grpo.learning_rate" in note for note in notes)
     assert not (tmp_path / "checkpoints").exists()
+
+
+@pytest.mark.parametrize(("window", "told"), [(1, True), (2, False)])
+def test_a_share_that_rounds_to_all_stochastic_steps_is_told(
+    pipeline_folder: Path, tmp_path: Path, window: int, told: bool
+) -> None:
+    sampling = {"rollout": {"steps": 4, "guidance_scale": 1.0}}
+    policy = {"train": "dit", "flow": {"train_share": 0.5, "window_steps": window}}
+    run = make_run(parameters(tmp_path, policy=policy, sampling=sampling), pipeline_folder)
+    mistakes = likely_mistakes(run.spec, run.model, run.train_prompts, run.eval_prompts)
+    assert any("train_share is 0.5, which leaves out none of 1 stochastic step" in said for said in mistakes) == told
 
 
 def test_a_module_has_a_reference_by_its_own_kl_weight(pipeline_folder: Path, tmp_path: Path) -> None:

@@ -238,7 +238,8 @@ class Parameters(Strict):
 
     def lora_of(self, module: str) -> LoraParams:
         section = self.modules.get(module)
-        return self.policy.lora if section is None or section.lora is None else section.lora
+        own = {} if section is None or section.lora is None else section.lora.model_dump(exclude_none=True)
+        return self.policy.lora.model_copy(update=own)
 
     def public(self) -> dict[str, Any]:
         """All values as JSON, but for what is the command's alone: ``trust``, and ``retrain``, which may hold a secret

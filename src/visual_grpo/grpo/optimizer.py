@@ -61,7 +61,7 @@ class AdapterOptimizer:
             yield
         except NonFiniteLossError as error:
             if self.config.non_finite == "stop":
-                raise
+                raise NonFiniteLossError(f"{error} To skip such updates: grpo.non_finite=skip") from error
             if self._skipped == MOST_IN_A_ROW:
                 message = f"{error} The {MOST_IN_A_ROW} updates before it were skipped already."
                 raise NonFiniteLossError(message) from error
@@ -141,9 +141,8 @@ def non_finite(value: float, what: str, step: int, prompts: Sequence[str]) -> No
     ids = sorted(set(prompts))
     return NonFiniteLossError(
         f"The {what} became {value} at step {step} with the prompts {', '.join(ids[:_SHOWN_PROMPTS])}"
-        f"{' ...' * (len(ids) > _SHOWN_PROMPTS)}. Nothing was updated with it; the last checkpoint is intact. Lower"
-        " grpo.learning_rate or the clip, look at the rewards of these prompts, or skip such updates with"
-        " grpo.non_finite=skip."
+        f"{' ...' * (len(ids) > _SHOWN_PROMPTS)}. Nothing was updated with it. Lower"
+        " grpo.learning_rate or the clip, or look at the rewards of these prompts."
     )
 
 

@@ -30,6 +30,7 @@ def likely_mistakes(
     """Yields a sentence for each mistake that shows before the first step."""
     yield from _different_guidance(spec)
     yield from _unread_guidance(spec, model.local if isinstance(model, DistributedModel) else model)
+    yield from _idle_share(spec)
     yield from _long_warmup(spec)
     yield from _idle_patience(spec.config)
     yield from _repeated_prompts(spec, train_prompts)
@@ -75,6 +76,17 @@ def _unread_guidance(spec: RunSpec, model: Model) -> Iterator[str]:
         yield (
             f"the guidance of {', '.join(unread)} changes nothing: this model was distilled to work without. Set"
             " guidance_scale to 1, also in evaluation.controls."
+        )
+
+
+def _idle_share(spec: RunSpec) -> Iterator[str]:
+    flow, steps = spec.config.policy.flow, spec.rollout.steps or 0
+    window = flow.stochastic_steps(steps) * flow.draws
+    trains_flow = any(spec.family.modules[name].kind == "flow" for name in spec.modules)
+    if trains_flow and flow.train_share < 1 and flow.trained_steps(window) == window:
+        yield (
+            f"policy.flow.train_share is {flow.train_share:g}, which leaves out none of"
+            f" {counted(window, 'stochastic step')}. Raise policy.flow.window_steps, or leave it out."
         )
 
 

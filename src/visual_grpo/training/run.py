@@ -287,9 +287,10 @@ class TrainingRun:
 
     @property
     def stopped_early(self) -> str | None:
-        """States since when there was no gain where that ends the training; else None."""
+        """States since when there was no gain where that ends the training before its last step; else None."""
         gains, patience = self.progress.gains, self.config.train.early_stopping_patience
-        return None if patience is None or gains.without < patience else gains.sentence
+        is_early = patience is not None and gains.without >= patience and self.trainer.step < self.config.grpo.steps
+        return gains.sentence if is_early else None
 
     def _units(self) -> list[str]:
         """Returns what is judged as one case: records that are held out together, such as queries about an image."""
