@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 from kedro.pipeline import Node, Pipeline
@@ -16,6 +17,9 @@ from visual_grpo.data.manifest import RecordTable
 from visual_grpo.models.run_spec import RunSpec
 from visual_grpo.training import components, made_with
 from visual_grpo.training.evaluation_samples import generate_samples
+
+_LONGEST_REASON = 300
+"""Characters."""
 
 
 def create_pipeline() -> Pipeline:
@@ -72,5 +76,5 @@ def _redraw_reason(folder: Path, now: provenance.Provenance, redraw: bool, known
     if not known:
         return "model.path is on the hub and model.revision names no commit, so its files may have changed"
     if different := provenance.differences(before, now, DEPENDS_ON["baseline"]):
-        return f"different {', '.join(provenance.described(different))}"
+        return shorten(f"different {', '.join(provenance.described(different))}", _LONGEST_REASON, placeholder=" ...")
     return None if provenance.is_intact(folder, before) else f"a file in {folder} was changed, added or removed"

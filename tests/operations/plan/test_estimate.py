@@ -102,6 +102,21 @@ def test_the_largest_batches_follow_from_what_each_phase_holds_beside_its_rest(u
     }
 
 
+def test_a_joint_rollout_decodes_each_sample_of_the_tokens_several_times():
+    own = {"ar": {"group_size": 3}, "dit": {"group_size": 4}}
+    policy = {"train": "all", "stages": "joint", "denoise_batch": 2}
+    config = parameters_of("glm_image", {"policy": policy, "modules": own, "grpo": {"prompts_per_step": 2}})
+    meter = Meter()
+    phases = ("ar: replay and gradient", "dit: replay and gradient", "denoising")
+    meter.phases = dict.fromkeys(phases, Phase(peak=200, rest=100))
+    found = largest_batches(resolve(config), meter, 10**12)
+    assert {name: batch["largest"] for name, batch in found.items()} == {
+        "modules.ar.micro_batch_size": 2 * 3,
+        "modules.dit.micro_batch_size": 2 * 3 * 4,
+        "policy.denoise_batch": 2 * 3 * 4,
+    }
+
+
 def test_what_to_change_is_said_in_parameters():
     card = find_card("RTX 4090")
     batches = {"policy.denoise_batch": {"set": 8, "largest": 3}, "policy.decode_batch": {"set": 4, "largest": 9}}

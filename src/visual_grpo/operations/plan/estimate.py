@@ -149,24 +149,25 @@ def largest_batches(plan: RunSpec, step: Meter, usable: int) -> dict[str, dict[s
     What a phase holds besides the bytes that it leaves behind is taken to grow with these rows.
     """
     policy, rows = plan.config.policy, 0
-    computed: dict[str, tuple[Any, ...]] = {}
+    computed: dict[str, tuple[int, int, tuple[str, ...]]] = {}
     for module in plan.modules:
         grpo = plan.config.grpo_of(module)
-        own = grpo.prompts_per_step * grpo.group_size
+        # A joint rollout decodes each sample of the module before several times.
+        own = (rows if plan.joint and rows else grpo.prompts_per_step) * grpo.group_size
         name = f"modules.{module}" if len(plan.modules) > 1 else "grpo"
-        computed[f"{name}.micro_batch_size"] = (grpo.micro_batch_size or own, f"{module}: replay and gradient")
+        computed[f"{name}.micro_batch_size"] = (grpo.micro_batch_size or own, own, (f"{module}: replay and gradient",))
         rows = max(rows, own)
     computed |= {
-        "policy.rollout_batch": (policy.rollout_batch, "tokens", "reference of tokens"),
-        "policy.denoise_batch": (policy.denoise_batch, "denoising", "reference of denoising"),
-        "policy.decode_batch": (policy.decode_batch, "pictures (VAE)"),
+        "policy.rollout_batch": (policy.rollout_batch, rows, ("tokens", "reference of tokens")),
+        "policy.denoise_batch": (policy.denoise_batch, rows, ("denoising", "reference of denoising")),
+        "policy.decode_batch": (policy.decode_batch, rows, ("pictures (VAE)",)),
     }
     found = {}
-    for name, (value, *phases) in computed.items():
+    for name, (value, most, phases) in computed.items():
         counted = [step.phases[phase] for phase in phases if phase in step.phases]
         if counted:
             room = min((usable - phase.rest) / max(phase.peak - phase.rest, 1) for phase in counted)
-            found[name] = {"set": value, "largest": max(0, min(rows, int(min(value, rows) * room)))}
+            found[name] = {"set": value, "largest": max(0, min(most, int(min(value, most) * room)))}
     return found
 
 
@@ -212,8 +213,9 @@ def answer(plan: Mapping[str, Any]) -> list[str]:
     if not plan["fits"]:
         return [f"{plan['model']} does not fit on {on}.", f"What would help: {'; '.join(plan['changes'])}"]
     batches = (f"{name} {batch['largest']} (set: {batch['set']})" for name, batch in plan["largest_batches"].items())
+    total = f"{run['hours']:.1f} h" if run["hours"] >= 1 else f"{60 * run['hours']:.1f} min"
     return [
         f"{plan['model']} fits on {on}; the host needs {plan['host_gb']:.1f} GB.",
-        f"Estimated: {run['step_seconds']:.0f} s a step, {run['hours']:.1f} h for all steps.",
+        f"Estimated: {run['step_seconds']:.0f} s a step, {total} for all steps.",
         f"Largest batches, one changed at a time: {', '.join(batches)}.",
     ]
