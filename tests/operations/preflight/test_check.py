@@ -425,6 +425,9 @@ def test_modules_of_opposite_weights_leave_no_total_to_judge_by():
     check(parameters(rewards=rewards, modules=opposite, policy={"train": "dit"}))
     with pytest.raises(UserError, match=r"by one total.* cancel: bright has 1 in ar and -1 in dit\. Set other weights"):
         check(parameters(rewards=rewards, modules=opposite, policy={"train": "all"}))
+    nothing = {"ar": {"rewards": {"bright": 0.0}}}
+    with pytest.raises(UserError, match=r"nothing to optimise: with modules\.ar\.rewards, all its rewards"):
+        check(parameters(rewards=rewards, modules=nothing, policy={"train": "all"}))
 
 
 BRIGHT, OTHER = "tests.evaluation.painter:brightness_by_words", "tests.operations.preflight.test_check:other"

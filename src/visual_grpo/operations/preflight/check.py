@@ -15,7 +15,7 @@ from visual_grpo.common.device import require_bitsandbytes, require_fast, resolv
 from visual_grpo.common.digests import may_be_hub_id
 from visual_grpo.common.errors import Problems, UserError, counted, sentence
 from visual_grpo.common.types import Needs, PromptRecord
-from visual_grpo.config import DataConfig, ModelConfig, Parameters, RewardConfig
+from visual_grpo.config import DataConfig, ModelConfig, ModuleConfig, Parameters, RewardConfig
 from visual_grpo.config.presets import AUTO, LISTED, TARGET_JUDGE, optimised_rewards
 from visual_grpo.config.validation import with_chosen_preset, with_target_judge
 from visual_grpo.models.family import Family, find_family, is_own
@@ -149,6 +149,9 @@ def _check_rewards(rewards: Mapping[str, RewardConfig], spec: RunSpec | None, pr
         spec.config.weights(spec.modules)
     for module in spec.modules:
         with problems.collect():
+            own = spec.config.modules.get(module, ModuleConfig()).rewards
+            if own and not any(spec.config.weights([module]).values()):
+                raise UserError(f"nothing to optimise: with modules.{module}.rewards, all its rewards have weight 0")
             components.build_scorer(spec, [module]).check_samples(videos=spec.config.data.frames is not None)
 
 
