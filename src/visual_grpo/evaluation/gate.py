@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any
 
 import pandas as pd
+from pydantic_core import to_jsonable_python
 
 from visual_grpo.common.errors import UserError, counted, nearest_hint
 from visual_grpo.common.types import PromptRecord
@@ -137,7 +138,9 @@ class GateDecision:
         """Returns everything as JSON; None = undefined, since JSON has no NaN."""
         conditions = [asdict(c) | {"bound": c.bound, "holds": c.holds, "sentence": c.sentence} for c in self.conditions]
         summary = {"promoted": self.promoted, "sentence": self.sentence, "notes": self.notes}
-        values: dict[str, Any] = _without_nan(summary | asdict(self) | {"conditions": conditions})
+        values: dict[str, Any] = to_jsonable_python(
+            summary | asdict(self) | {"conditions": conditions}, inf_nan_mode="null"
+        )
         return values
 
 
@@ -241,11 +244,3 @@ def _unscored(pairs: pd.DataFrame, column: str, confidence: float) -> PairedDiff
     measured = paired_difference(before, after, cluster_ids(pairs), confidence)
     # Where none is missing nothing can have risen, on a single prompt neither.
     return measured if before.any() or after.any() else replace(measured, ci_high=0.0)
-
-
-def _without_nan(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _without_nan(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_without_nan(item) for item in value]
-    return None if isinstance(value, float) and math.isnan(value) else value

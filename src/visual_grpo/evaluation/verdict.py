@@ -314,8 +314,8 @@ def _sentence(headline: Mapping[str, Any]) -> str:
         reasons = [f"the judge {_means(judge, headline['names'])}" for judge in against] + headline["doubts"]
         return f"{where} the gain of {trained} is contradicted: {'; '.join(reasons)}; {means}."
     if headline["verdict"] != "not shown":
-        notes = (_control_note(headline), _judges_note(headline), _guards_note(headline))
-        return f"{where} {trained} is {headline['verdict']}: {means}.{''.join(notes)}"
+        notes = (_control_note, _judges_note, _guards_note) if headline["verdict"] == "better" else ()
+        return f"{where} {trained} is {headline['verdict']}: {means}.{''.join(note(headline) for note in notes)}"
     if headline["doubts"]:
         claim = "better" if headline["difference"] > 0 else "worse"
         return f"{where} the data do not show that {trained} is {claim}: {'; '.join(headline['doubts'])}; {means}."
@@ -325,7 +325,7 @@ def _sentence(headline: Mapping[str, Any]) -> str:
 def _control_note(headline: Mapping[str, Any]) -> str:
     """Says that the control reaches as much as a gain, where it does."""
     control = headline["control"]
-    if headline["verdict"] != "better" or not control or control["ci_low"] is None or control["ci_low"] > 0:
+    if not control or control["ci_low"] is None or control["ci_low"] > 0:
         return ""
     reached = "more" if control["ci_high"] < 0 else "as much"
     settings = control["sampler"].removeprefix("eval ")
@@ -335,8 +335,7 @@ def _control_note(headline: Mapping[str, Any]) -> str:
 
 def _guards_note(headline: Mapping[str, Any]) -> str:
     """Says what got worse despite a gain, by the guards."""
-    fallen = headline["fallen"] if headline["verdict"] == "better" else []
-    return f" But {'; '.join(map(_fall, fallen))}." if fallen else ""
+    return f" But {'; '.join(map(_fall, headline['fallen']))}." if headline["fallen"] else ""
 
 
 def _fall(guard: Entry) -> str:
@@ -347,7 +346,7 @@ def _fall(guard: Entry) -> str:
 
 def _judges_note(headline: Mapping[str, Any]) -> str:
     """Says whether a gain carries over to the judges."""
-    judges = headline["judges"] if headline["verdict"] == "better" else []
+    judges = headline["judges"]
     unsure = [judge["name"] for judge in judges if judge["outcome"] != CARRIES_OVER]
     if unsure:
         return f" The data do not show whether the gain carries over to {', '.join(unsure)}."
