@@ -78,7 +78,6 @@ class Problems:
             self.errors.append(error)
 
     def raise_if_any(self) -> None:
-        """Raises one UserError with every collected problem."""
         if self.errors:
             # Two checks may find the same.
             raise CombinedError(list({str(error): error for error in self.errors}.values()))

@@ -159,17 +159,22 @@ def to_pil(tensor: Tensor) -> Image.Image:
     return Image.fromarray(tensor.detach().cpu().permute(1, 2, 0).contiguous().numpy())
 
 
+def to_png(image: Image.Image, compress_level: int = 6) -> bytes:
+    file = io.BytesIO()
+    image.save(file, "PNG", compress_level=compress_level)
+    return file.getvalue()
+
+
 def to_base64(image: Image.Image, file_format: str, longest_side: int | None = None) -> str:
     """An RGB image as a PNG or JPEG file in base64, scaled down (Lanczos) to at most ``longest_side`` pixels."""
     if longest_side is not None and max(image.size) > longest_side:
         scale = longest_side / max(image.size)
         width, height = (max(1, round(side * scale)) for side in image.size)
         image = stretch(image, height, width)
+    if file_format == "png":
+        return base64.b64encode(to_png(image, compress_level=1)).decode("ascii")
     buffer = io.BytesIO()
-    if file_format == "jpeg":
-        image.save(buffer, "JPEG", quality=95, subsampling=0)
-    else:
-        image.save(buffer, "PNG", compress_level=1)
+    image.save(buffer, "JPEG", quality=95, subsampling=0)
     return base64.b64encode(buffer.getvalue()).decode("ascii")
 
 

@@ -169,7 +169,6 @@ def _areas(values: np.ndarray) -> np.ndarray:
 
 
 def _values(pixels: np.ndarray) -> np.ndarray:
-    """Returns the distinct values, sorted."""
     return np.flatnonzero(np.bincount(pixels.ravel())) if pixels.dtype == np.uint8 else np.unique(pixels)
 
 

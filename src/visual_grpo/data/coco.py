@@ -183,7 +183,6 @@ class _AnnotationFile:
         return next(((key, text) for key, text in given if isinstance(text, str) and text.strip()), None)
 
     def category(self, category_id: Any) -> Any:
-        """Returns the name of a category, or raises `Rejected`."""
         if (name := self._categories.get(category_id)) is None:
             message = f"the categories have no name of the id {shorten(repr(category_id))}, which would be the query"
             raise Rejected("empty_prompt", message, "Add the category with its name, or remove its annotations")

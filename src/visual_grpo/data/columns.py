@@ -203,7 +203,6 @@ def record_from_row(
 
 
 def prompt_columns(data: DataConfig) -> tuple[str, ...]:
-    """Returns the columns that may hold the prompt."""
     if data.columns.prompt is not None:
         return (data.columns.prompt,)
     return QUERIES["prompt"] if data.task == "segmentation" else PICTURES["prompt"]

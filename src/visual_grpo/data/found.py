@@ -140,7 +140,6 @@ class Found:
         return split if split in self._source.splits and split not in self._source.chosen else None
 
     def _reason(self, name: str) -> str:
-        """Says why a file is not used."""
         if (split := self._of_other_split(name)) is not None:
             return f"of the split {split}"
         if name.endswith("/"):

@@ -104,7 +104,6 @@ class RecordTable(Sequence[PromptRecord]):
 
     @property
     def report(self) -> dict[str, Any]:
-        """The data report that was stored with the manifest."""
         return dict(json.loads((self._file.metadata.metadata or {}).get(_REPORT_KEY, "{}")))
 
     @cached_property

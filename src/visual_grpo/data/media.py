@@ -11,14 +11,13 @@ import binascii
 import json
 import re
 from collections.abc import Iterator, Mapping
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
-from visual_grpo.common.images import HEIC, ImageError, read_size
+from visual_grpo.common.images import HEIC, ImageError, read_size, to_png
 from visual_grpo.data.record import EmbeddedImage, find_file, is_image_name, is_video_name
 
 _URL = re.compile(r"[a-z][a-z0-9+.-]+://", re.IGNORECASE)
@@ -112,7 +111,6 @@ def is_there(value: Any, folder: Path) -> bool:
 
 
 def each(value: Any) -> Iterator[Any]:
-    """Yields each item of a `held` value."""
     yield from value if isinstance(value, list) else [] if value is None else [value]
 
 
@@ -148,6 +146,5 @@ def _in_array(rows: Any, name: str) -> EmbeddedImage | None:
     if pixels.shape[2] not in _CHANNELS:
         return None
     pixels = pixels.astype(np.uint8)
-    file = BytesIO()
-    Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels).save(file, "PNG", compress_level=1)
-    return EmbeddedImage(name, file.getvalue())
+    image = Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
+    return EmbeddedImage(name, to_png(image, compress_level=1))

@@ -268,7 +268,6 @@ class _Earlier:
         return None if rejected is None else rejected.at(place, prepared.row["id"])
 
     def notes(self, row: Mapping[str, Any]) -> Iterator[Note]:
-        """Yields what to say of an accepted record."""
         what = (row["prompt"], row.get("target_sha256"), row["source_sha256"], row["metadata"])
         digest = hashlib.sha256(repr(what).encode()).digest()
         if digest in self._seen:

@@ -62,7 +62,6 @@ class Report:
         self._notes[note.kind, note.text] = (count + 1, first)
 
     def accept(self, row: Mapping[str, Any]) -> None:
-        """Counts a row of the manifest."""
         self._records[row["split"]] += 1
         self._sources[len(row["source_images"] or ())] += 1
         self._pictures += row["target_image"] is not None or bool(row["source_images"])

@@ -169,7 +169,6 @@ class Limits:
 
     @classmethod
     def from_config(cls, data: DataConfig, path: Path) -> Self:
-        """Returns the limits of the dataset at ``path``."""
         # The masks of a table in the subfolder data, and the images of COCO's annotations, lie next to that folder.
         folder = path if path.is_dir() else path.parent
         if (path.suffix.lower(), folder.name) in ((".parquet", "data"), (".json", "annotations"), ("", "annotations")):

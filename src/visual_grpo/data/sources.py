@@ -104,7 +104,6 @@ class RecordSource:
 
     @cached_property
     def chosen(self) -> frozenset[str | None]:
-        """The splits that are read (`chosen_splits`)."""
         return chosen_splits(self.splits, self.data)
 
     def read(self, see: Callable[[Record | Rejected], object] = lambda item: None) -> Iterator[Item]:

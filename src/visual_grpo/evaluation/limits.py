@@ -129,7 +129,6 @@ _FINDINGS: tuple[Finding, ...] = (_eval_falls, _collapses, _equal_groups, _clipp
 
 
 def _named(settings: Settings, name: str) -> str:
-    """The parameters that give the modules a setting."""
     return " or ".join(dict.fromkeys(of[name][0] for of in settings.values()))
 
 

@@ -128,7 +128,6 @@ def configuration(parameters: Mapping[str, Any], before: Mapping[str, Any]) -> d
 
 @cache
 def _template() -> Template:
-    """Compiles the page's template, once."""
     environment = Environment(
         loader=PackageLoader("visual_grpo.evaluation"),
         autoescape=True,

@@ -67,7 +67,6 @@ def of_file(file: Path) -> Image.Image:
 
 
 def suffix_of(sample: Sample) -> str:
-    """Returns how the name of a sample's file ends."""
     return SUFFIX if isinstance(sample, VideoSample) else ".png"
 
 

@@ -86,7 +86,6 @@ def about(catalog: CatalogProtocol, name: str) -> Mapping[str, Any]:
 
 
 def tags_of(pipeline: Pipeline) -> set[str]:
-    """Returns the tags of a pipeline's nodes (`visual_grpo.pipelines`)."""
     return set().union(*(node.tags for node in pipeline.nodes))
 
 

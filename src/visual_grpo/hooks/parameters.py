@@ -205,7 +205,6 @@ def _with_start_at_commit(config: Parameters) -> Parameters:
 
 
 def _check_start(spec: RunSpec, latest: Path) -> None:
-    """Raises UserError if ``train.start`` names what the training cannot start from."""
     from visual_grpo.training.components import check_start  # It imports torch.
 
     start = spec.config.train.start

@@ -105,7 +105,6 @@ def _whole(load: Callable[..., Any], folder: Path, dtype: torch.dtype, **given: 
 
 
 def _named(keys: Iterable[str]) -> str:
-    """Names a few tensors."""
     first = sorted(keys)
     return ", ".join(first[:_SHOWN]) + (f" and {len(first) - _SHOWN} more" if len(first) > _SHOWN else "")
 

@@ -86,7 +86,7 @@ class Line:
 def lines(subject: Subject, project: Path) -> list[Line]:
     """Checks the adapters, then back to the data; ``project`` is the folder with the repository and the data."""
     return [
-        *_version(subject),
+        *([_tags("version", subject.title, subject.version_tags, subject)] if subject.version_tags else []),
         _weights(subject),
         *_run(subject),
         *_code(subject, project),
@@ -95,11 +95,6 @@ def lines(subject: Subject, project: Path) -> list[Line]:
         _base(subject.facts, project),
         *_merged(subject.facts, project),
     ]
-
-
-def _version(subject: Subject) -> Iterator[Line]:
-    if subject.version_tags:
-        yield _tags("version", subject.title, subject.version_tags, subject)
 
 
 def _weights(subject: Subject) -> Line:

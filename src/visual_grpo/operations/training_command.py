@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from PIL.Image import Image
-from torch import Tensor
 
 from visual_grpo import provenance
 from visual_grpo.adapter_folder import CHANGES, FACTS, HELD_OUT, read_facts
@@ -22,7 +21,7 @@ from visual_grpo.common.digests import file_digest
 from visual_grpo.common.errors import UserError, counted
 from visual_grpo.common.phases import Watcher, watched_by
 from visual_grpo.common.processes import Stopped
-from visual_grpo.common.types import PromptRecord, Sample, StepMetrics
+from visual_grpo.common.types import StepMetrics
 from visual_grpo.data.manifest import RecordTable, read_seen, write_seen
 from visual_grpo.data.splits import SEALED, SPLITS
 from visual_grpo.evaluation.alarm import picture_of
@@ -123,8 +122,13 @@ class TrainingCommand:
 
     def _show_samples(self, step: int) -> None:
         """Shows samples of eval prompts, and keeps samples of held-out prompts for the report's film."""
-        grid_of_samples = _grid(*self.run.shown_samples(), self.scorer, SHOWN_EACH)
-        self._show(grid_of_samples, f"samples-{step:06d}.png", "samples", step)
+        records, samples, rewards = self.run.shown_samples()
+        captions = [
+            f"{caption(record.prompt, record.id)}\n" + ("unscored" if math.isnan(reward) else f"reward {reward:z.2f}")
+            for record, reward in zip(records, rewards.tolist(), strict=True)
+        ]
+        pictures = [of_sample(record, sample, self.scorer) for record, sample in zip(records, samples, strict=True)]
+        self._show(grid(pictures, captions, columns=SHOWN_EACH), f"samples-{step:06d}.png", "samples", step)
         drawn = zip(self.run.film_prompts, self.run.film_samples(), strict=True)
         film = [[scaled(of_sample(record, sample, self.scorer))] for record, sample in drawn]
         if film:
@@ -240,14 +244,3 @@ def _where_it_stopped(run: TrainingRun) -> str:
     if is_stage_of_dvc():
         return f"{stopped}Repeat the command that called DVC: the stage continues from the checkpoint."
     return f"{stopped}Go on with: {command.resuming(run.config.resume, folder)}"
-
-
-def _grid(
-    records: Sequence[PromptRecord], samples: Sequence[Sample], rewards: Tensor, scorer: RewardSet, columns: int
-) -> Image:
-    captions = [
-        f"{caption(record.prompt, record.id)}\n" + ("unscored" if math.isnan(reward) else f"reward {reward:z.2f}")
-        for record, reward in zip(records, rewards.tolist(), strict=True)
-    ]
-    pictures = [of_sample(record, sample, scorer) for record, sample in zip(records, samples, strict=True)]
-    return grid(pictures, captions, columns=columns)

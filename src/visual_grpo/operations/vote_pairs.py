@@ -7,7 +7,6 @@ pictures are kept next to the file of choices.
 from __future__ import annotations
 
 import hashlib
-import io
 import itertools
 import json
 from collections.abc import Mapping, Sequence
@@ -24,7 +23,7 @@ from visual_grpo.common import console
 from visual_grpo.common.digests import content_digest
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.files import file_in, settled, write_atomically
-from visual_grpo.common.images import read_image
+from visual_grpo.common.images import read_image, to_png
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config.pipelines import VoteConfig
 from visual_grpo.data.manifest import RecordTable
@@ -219,9 +218,7 @@ def _folder_pairs(settings: VoteConfig, file: Path) -> list[Pair]:
 
 def keep(picture: Image, beside: Path) -> str:
     """Writes a PNG next to the file of choices and returns its path relative to that; a picture is kept once."""
-    file = io.BytesIO()
-    picture.convert("RGB").save(file, "PNG")
-    content = file.getvalue()
+    content = to_png(picture.convert("RGB"))
     # Named by its pixels' file, so that the name says nothing of who drew it.
     name = f"pictures/{hashlib.sha256(content).hexdigest()[:24]}.png"
     if not (beside.parent / name).is_file():

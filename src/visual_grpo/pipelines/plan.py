@@ -24,7 +24,6 @@ def create_pipeline() -> Pipeline:
 
 
 def plan_training(parameters: Parameters) -> dict[str, Any]:
-    """Makes the plan and prints its answer."""
     with hidden_progress_bars():
         plan = make_plan(parameters)
     if plan["fits"]:

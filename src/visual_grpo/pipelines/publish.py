@@ -96,7 +96,6 @@ def _result(evaluation: Path, adapters: Path) -> list[str]:
 
 
 def _stage(folder: Path, adapters: Path, card: str, base: str) -> None:
-    """Fills ``folder`` with what is uploaded."""
     modules = modules_of(adapters)
     for module in modules:
         to = folder if is_one_folder(modules) else folder / module

@@ -55,6 +55,5 @@ def reproduce_training(parameters: Parameters, context: RunContext, latest: Path
 
 
 def require_match(reproduction: dict[str, Any]) -> None:
-    """Raises UserError where the repeated training does not match the run."""
     if not reproduction["matches"]:
         raise UserError(str(reproduction["sentence"]))

@@ -119,7 +119,6 @@ class NegativePointsReward:
         return self._output([judged[row] for row in range(len(prompts))])
 
     def check_machine(self) -> None:
-        """Raises UserError if the segmenter's weights or device are not there."""
         if hasattr(self.segmenter, "check_machine"):
             self.segmenter.check_machine()
 

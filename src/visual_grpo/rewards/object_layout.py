@@ -58,7 +58,6 @@ class ObjectLayout:
         self.threshold = threshold
 
     def check_records(self, records: Sequence[PromptRecord]) -> None:
-        """Raises UserError if objects are malformed, or no record has any."""
         requested = [requested_objects(record) for record in records]
         if records and not any(requested):
             raise UserError(

@@ -65,7 +65,6 @@ class OcrReward:
         self.line = line
 
     def check_records(self, records: Sequence[PromptRecord]) -> None:
-        """Raises UserError if there are records but none of them asks for text."""
         if records and not any(map(asked_text, records)):
             raise UserError(
                 f"the reward 'ocr' scores text that is quoted in the prompt (\"...\", '...', “...” or 「...」) or given"

@@ -145,7 +145,6 @@ class FunctionReward:
 
     @property
     def paints(self) -> bool:
-        """True if the callable has a ``picture`` method."""
         return hasattr(self.function, "picture")
 
     def picture(self, record: PromptRecord, sample: Sample) -> Tensor:

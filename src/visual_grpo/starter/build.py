@@ -78,7 +78,7 @@ def _copy(base: Path, folder: Path) -> None:
 
 def model_recipe(config: StarterConfig, data: DataConfig, family: str, seed: int) -> dict[str, Any]:
     """Returns everything that the base model's weights depend on."""
-    small = _small_model(config, family)
+    small = find_world(config.world).models[family]
     code = [own_code(function.partition(":")[0]) for function in small.functions]
     return {
         "version": _VERSION,
@@ -93,10 +93,6 @@ def model_recipe(config: StarterConfig, data: DataConfig, family: str, seed: int
     }
 
 
-def _small_model(config: StarterConfig, family: str) -> SmallModel:
-    return find_world(config.world).models[family]
-
-
 def _steps(small: SmallModel, config: StarterConfig, data: DataConfig) -> dict[str, int]:
     kinds = {"ar": 2} if data.task == "mixed" else {}
     modules = chain.from_iterable(small.pretrain.values())
@@ -104,7 +100,7 @@ def _steps(small: SmallModel, config: StarterConfig, data: DataConfig) -> dict[s
 
 
 def _pretrain(folder: Path, config: StarterConfig, data: DataConfig, family: str, seed: int) -> None:
-    small = _small_model(config, family)
+    small = find_world(config.world).models[family]
     steps = _steps(small, config, data)
     parts = folder if small.assemble is None else folder / "parts"
     job = Job(folder=parts, height=data.height, width=data.width, seed=seed, task=data.task, steps=steps)

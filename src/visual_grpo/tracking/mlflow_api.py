@@ -202,7 +202,6 @@ def find_run(client: MlflowClient, named: str) -> Run | None:
 
 
 def is_active(run: Run) -> bool:
-    """Returns False if the run was deleted."""
     return bool(run.info.lifecycle_stage == "active")
 
 

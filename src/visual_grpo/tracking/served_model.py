@@ -44,6 +44,7 @@ from visual_grpo.common.images import (
     stretch,
     stretch_mask,
     to_pil,
+    to_png,
     to_tensor,
 )
 from visual_grpo.common.types import PromptRecord, VideoSample
@@ -256,14 +257,14 @@ class ServedModel:
         if isinstance(sample, VideoSample):
             return {"image": encoded_video(sample)}
         if not self._segments:
-            return {"image": _png(to_pil(sample))}
+            return {"image": to_png(to_pil(sample))}
         mask = None
         if self._negative_points is not None:
             [mask] = self._negative_points.masks(to_tensor(read_image(record.source_images[0])), [sample])
         if mask is None:
             return {"answer": sample.text, "mask": None}
         white = Image.fromarray(mask.cpu().numpy().astype("uint8") * 255)
-        return {"answer": sample.text, "mask": _png(stretch_mask(white, images[0].height, images[0].width))}
+        return {"answer": sample.text, "mask": to_png(stretch_mask(white, images[0].height, images[0].width))}
 
 
 def read(source: str | bytes, row: int, max_pixels: int) -> Image.Image:
@@ -276,9 +277,3 @@ def read(source: str | bytes, row: int, max_pixels: int) -> Image.Image:
         return read_image(io.BytesIO(content))
     except (UserError, TypeError, ValueError) as error:
         raise UserError(f"row {row}: image is not the content of a file, as bytes or base64 text: {error}") from error
-
-
-def _png(image: Image.Image) -> bytes:
-    file = io.BytesIO()
-    image.save(file, "PNG")
-    return file.getvalue()

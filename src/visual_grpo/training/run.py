@@ -209,7 +209,6 @@ class TrainingRun:
         return facts
 
     def _chosen(self) -> str:
-        """Returns which adapters are the run's: best or last."""
         if not self.progress.alarms or self.config.alarm.action != "rollback":
             return self.config.evaluation.adapter
         if not self.progress.best_step:

@@ -151,7 +151,6 @@ class DryRunner:
         return meter
 
     def evaluation(self, sampler: SamplerConfig, count: int) -> Meter:
-        """Counts one batch of ``count`` samples."""
         plan = self.config.plan
         with records_for(self.config.data, plan.prompt_words, count, plan.sources) as records, self.counting() as meter:
             self.planned.model.generate(records, list(range(count)), sampler)

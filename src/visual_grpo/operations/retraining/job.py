@@ -68,7 +68,6 @@ def notify(settings: RetrainConfig, summary: Mapping[str, Any]) -> None:
 
 
 def is_due(settings: RetrainConfig, summary: Mapping[str, Any]) -> bool:
-    """Returns whether ``retrain.notify_when`` asks for this outcome."""
     failed = summary["code"] not in (Code.DONE, Code.NOT_PROMOTED)
     worked = settings.notify_when == "work" and summary["reason"] is not None
     return failed or worked or settings.notify_when == "always"

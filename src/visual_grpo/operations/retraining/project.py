@@ -66,11 +66,9 @@ class Project:
         return self.stages.with_name("params.yaml")
 
     def place(self, dataset: str) -> Path:
-        """Returns where a dataset of the catalog is."""
         return place(self.config.output, dataset)
 
     def training_params(self) -> dict[str, str]:
-        """Returns ``train_params`` of params.yaml, by name."""
         written = yaml.safe_load(self.values.read_text(encoding="utf-8")) if self.values.is_file() else {}
         return dict(split_params(str(written.get(TRAIN_PARAMS) or "")))
 

@@ -317,7 +317,6 @@ class EncoderReward:
         return self.encoder.origins
 
     def check_machine(self) -> None:
-        """Raises UserError if the device or a file is not there."""
         _ = self.encoder.device
         for origin in self.origins:
             origin.check()

@@ -230,7 +230,6 @@ class HttpReward(ServerReward):
         self.needs = Needs(source=self.sources)
 
     def check_records(self, records: Sequence[PromptRecord]) -> None:
-        """Raises UserError if there are records but none of them has the ``metadata``."""
         if records and not any(record.metadata.keys() >= {*self.metadata} for record in records):
             raise UserError(
                 f"{self.worker or shown(self.url)} scores records with the metadata {', '.join(self.metadata)}, which"

@@ -47,7 +47,6 @@ class Sam2Segmenter(Encoder):
         super().__init__(origin, device, dtype)
 
     def check_machine(self) -> None:
-        """Raises UserError if the device or a file is not there."""
         _ = self.device
         self.origin.check()
 
@@ -108,7 +107,6 @@ class Sam2Segmenter(Encoder):
 
 
 def _points(prompt: PointPrompt) -> list[tuple[Point, int]]:
-    """A prompt's points with their labels."""
     corners = [] if prompt.box is None else [(prompt.box[:2], TOP_LEFT), (prompt.box[2:], BOTTOM_RIGHT)]
     labelled = ((prompt.positives, POSITIVE), (prompt.negatives, NEGATIVE))
     return [*corners, *((point, label) for points, label in labelled for point in points)]

@@ -58,7 +58,6 @@ class WatershedSegmenter:
         self.edge = edge
 
     def embed(self, image: Tensor) -> Linkage:
-        """``image``: uint8 [3, H, W], RGB."""
         first, second, heights = squared_edges(image)
         size = (image.shape[1], image.shape[2])
         order, gaps = _line(*_spanning_tree(first, second, heights, size[0] * size[1]), size[0] * size[1])

@@ -224,7 +224,6 @@ class Ballot:
         return self.state(voter)
 
     def pending(self, voter: str) -> list[str]:
-        """Returns the pairs that ``voter`` has not judged yet."""
         return [pair for pair in self.pairs if pair not in self._standing.get(voter, {})]
 
     def standing(self) -> list[Choice]:

@@ -130,7 +130,6 @@ def draw_shape(
     height: int,
     width: int,
 ) -> Image.Image:
-    """Renders one shape of any centre and radius."""
     canvas = _canvas(height, width)
     _put(canvas, color, shape, center, radius, jitter)
     return canvas.reduce(_SUPERSAMPLING)
@@ -238,7 +237,6 @@ def random_edit(kind: str, subject: Combination, rng: random.Random) -> Edit:
 
 
 def draw_edit(edit: Edit, height: int, width: int, rng: random.Random) -> tuple[Image.Image, Image.Image]:
-    """Renders source and target."""
     subject_jitter, other_jitter = Jitter.draw(rng), Jitter.draw(rng)
 
     def scene(subject: Combination | None) -> Image.Image:

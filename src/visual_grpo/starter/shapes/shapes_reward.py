@@ -39,7 +39,6 @@ class DrawnReward:
     name: str
 
     def check_records(self, records: Sequence[PromptRecord]) -> None:
-        """Raises UserError if a record's metadata do not describe an object."""
         others = [r.id for r in records if any(r.metadata.get(key) not in VOCABULARY[key] for key in ATTRIBUTES)]
         if others:
             shown = ", ".join(map(repr, others[:3])) + " ..." * (len(others) > 3)
