@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Literal
 
 import huggingface_hub
-from huggingface_hub import constants, get_session
+from huggingface_hub import DatasetInfo, ModelInfo, constants, get_session
 from huggingface_hub.errors import (  # type: ignore[attr-defined]
     GatedRepoError,
     HfHubHTTPError,
@@ -32,6 +33,11 @@ REFUSALS = (HTTPError, HFValidationError, OSError)
 _LATER = {408: "too slow", 429: "too many requests", 500: "an error of the hub"}
 _LATER |= dict.fromkeys((502, 503, 504), "the hub is down or overloaded")
 """Status -> its meaning, of answers that pass."""
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+def is_commit(revision: str | None) -> bool:
+    return revision is not None and _COMMIT.fullmatch(revision) is not None
 
 
 def refusal(kind: Kind, named: str, path: str, revision: str | None, error: BaseException) -> str:
@@ -123,6 +129,14 @@ def require_space(kind: Kind, named: str, path: str, missing: int) -> None:
         )
     if _coming is not None and missing:
         _coming[path] = (named, missing)
+
+
+def missing_bytes(info: ModelInfo | DatasetInfo, path: str, names: Iterable[str]) -> int:
+    """Bytes of the files ``names`` of ``path``, at the commit that ``info`` is of, that the cache lacks."""
+    sizes = {entry.rfilename: entry.size or 0 for entry in info.siblings or ()}
+    kind, cached = "dataset" if isinstance(info, DatasetInfo) else "model", huggingface_hub.try_to_load_from_cache
+    lacking = (n for n in names if not isinstance(cached(path, n, repo_type=kind, revision=info.sha), str))
+    return sum(sizes.get(name, 0) for name in lacking)
 
 
 def in_all(coming: Coming) -> str | None:

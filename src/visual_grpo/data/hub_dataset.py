@@ -4,8 +4,7 @@ earlier version in its place."""
 from __future__ import annotations
 
 import errno
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,14 +14,13 @@ from huggingface_hub import DatasetInfo, constants
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError  # type: ignore[attr-defined]
 
 from visual_grpo.common.errors import UserError, chain
-from visual_grpo.common.hub import downloaded, not_stored, refusal, require_space
+from visual_grpo.common.hub import downloaded, is_commit, missing_bytes, not_stored, refusal, require_space
 from visual_grpo.config import DataConfig
 from visual_grpo.config.data import HUB
 from visual_grpo.data.record import shorten
 from visual_grpo.data.splits import ALL
 
 _DISK = {errno.EACCES, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC, errno.ENOTDIR, errno.EPERM, errno.EROFS}
-_COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def at_commit(data: DataConfig) -> DataConfig:
@@ -39,8 +37,7 @@ def at_commit(data: DataConfig) -> DataConfig:
 
 def commit_of(data: DataConfig) -> str | None:
     """Returns the commit of a dataset on the hub; None if it is not known, and for other data."""
-    is_known = data.path.startswith(HUB) and _COMMIT.fullmatch(data.revision or "")
-    return data.revision if is_known else None
+    return data.revision if data.path.startswith(HUB) and is_commit(data.revision) else None
 
 
 def load_hub_dataset(data: DataConfig) -> dict[str | None, Any]:
@@ -58,7 +55,9 @@ def load_hub_dataset(data: DataConfig) -> dict[str | None, Any]:
         if odd := [file for file in listed if not file.startswith(("hf://", "https://")) or "::" in file]:
             raise ValueError(f"it names {shorten(odd[0])!r}, which is not a file of the hub")
         if info is not None:
-            require_space("dataset", data.parameter, name, _missing(info, listed))
+            start = f"{HUB}{info.id}@{info.sha}/"
+            own = (file.removeprefix(start) for file in listed if file.startswith(start))
+            require_space("dataset", data.parameter, name, missing_bytes(info, str(info.id), own))
         builder.download_and_prepare()
         downloaded(name)
     for split in {None} if data.split in (None, ALL) else {data.split, data.held_out_split or data.split}:
@@ -91,15 +90,6 @@ def _storing(data: DataConfig) -> Iterator[None]:
         if (found := next(disk, None)) is None:
             raise
         raise UserError(not_stored(data.parameter, name, found, config.HF_DATASETS_CACHE)) from error
-
-
-def _missing(info: DatasetInfo, listed: Sequence[str]) -> int:
-    """Returns the bytes of the ``listed`` files, by their addresses, that are not in the cache."""
-    sizes, start = {entry.rfilename: entry.size or 0 for entry in info.siblings or ()}, f"{HUB}{info.id}@{info.sha}/"
-    names = [file.removeprefix(start) for file in listed if file.startswith(start)]
-    cached = huggingface_hub.try_to_load_from_cache
-    lacking = (name for name in names if not cached(info.id, name, repo_type="dataset", revision=info.sha))
-    return sum(sizes.get(name, 0) for name in lacking)
 
 
 def _looked_up(data: DataConfig) -> DatasetInfo | None:
@@ -141,7 +131,7 @@ def _builder(data: DataConfig, name: str, commit: str | None) -> Any:
     # Where the hub gives nothing, the library takes what it read last.
     if commit is None and data.config is None and len(cached := _cached(name)) > 1:
         raise UserError(_which(data, cached))
-    wanted = commit or (data.revision if _COMMIT.fullmatch(data.revision or "") else None)
+    wanted = commit or commit_of(data)
     if wanted is not None and builder.hash != wanted:
         raise UserError(
             f"{data.parameter}: {name} cannot be read at commit {wanted}: only {builder.hash} is on this machine."

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -17,13 +16,12 @@ from huggingface_hub.errors import HFValidationError
 from transformers import PreTrainedTokenizerBase
 
 from visual_grpo.common.errors import UserError
-from visual_grpo.common.hub import REFUSALS, refusal, require_space, shown_size
+from visual_grpo.common.hub import REFUSALS, is_commit, missing_bytes, refusal, require_space, shown_size
 from visual_grpo.models.without_weights import class_of
 
 PIPELINE_FILE, MODEL_FILE = "model_index.json", "config.json"
 """The file that names the class of a pipeline of diffusers, and of a model of transformers."""
 _DESCRIPTIONS = (PIPELINE_FILE, MODEL_FILE)
-_COMMIT = re.compile(r"[0-9a-f]{40}")
 _WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".ckpt"}
 _SHARDS = ".safetensors.index.json"
 _WHOLE = "tokenizer.json"
@@ -74,7 +72,7 @@ def look_up(path: str, revision: str | None) -> HubModel:
         return found
     sizes = {entry.rfilename: entry.size or 0 for entry in info.siblings or ()}
     weights = _weights(path, commit, sizes, described)
-    missing = sum(sizes[name] for name in weights if not _is_cached(path, name, commit))
+    missing = missing_bytes(info, path, weights)
     if missing:
         _require_access(path, info)
         require_space("model", "model.path", path, missing)
@@ -91,7 +89,7 @@ def model_file(path: str, revision: str | None) -> Path | None:
     Raises UserError where the hub refuses, or does not answer and the file is not in the cache.
     """
     cached = _cached(path, revision)
-    return cached if cached and revision and _COMMIT.fullmatch(revision) else _found(path, revision)[1]
+    return cached if cached and is_commit(revision) else _found(path, revision)[1]
 
 
 def _found(path: str, revision: str | None) -> tuple[ModelInfo | None, Path | None]:
@@ -214,7 +212,3 @@ def _variant(file: PurePosixPath) -> str | None:
     """``fp16`` of ``model.fp16.safetensors`` and of ``model.fp16-00001-of-00002.safetensors``."""
     parts = file.name.removesuffix(file.suffix).split("-")[0].split(".")
     return parts[1] if len(parts) > 1 else None
-
-
-def _is_cached(path: str, name: str, commit: str) -> bool:
-    return isinstance(huggingface_hub.try_to_load_from_cache(path, name, revision=commit), str)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
@@ -12,6 +11,7 @@ from kedro.pipeline import Node, Pipeline
 from visual_grpo import provenance
 from visual_grpo.common import console
 from visual_grpo.common.errors import UserError
+from visual_grpo.common.hub import is_commit
 from visual_grpo.config.decides import DEPENDS_ON
 from visual_grpo.data.manifest import RecordTable
 from visual_grpo.models.run_spec import RunSpec
@@ -46,8 +46,8 @@ def generate_baseline(
     components.check_unchanged(base_model, spec)
     now = made_with.of(spec, base_model, records.digest)
     # The files of a model on the hub may have changed, unless its revision is a commit.
-    known = base_model["content"] or re.fullmatch(r"[0-9a-f]{40}", spec.config.model.revision or "")
-    why = _redraw_reason(earlier, now, spec.config.evaluation.redraw, bool(known))
+    known = base_model["content"] is not None or is_commit(spec.config.model.revision)
+    why = _redraw_reason(earlier, now, spec.config.evaluation.redraw, known)
     if why is None:
         console.note(f"Kept the baseline in {earlier}: nothing that it depends on has changed (evaluation.redraw)")
         return earlier

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import pickle
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -26,7 +25,7 @@ from torch import Tensor
 from visual_grpo.common.device import resolve_device
 from visual_grpo.common.digests import may_be_hub_id, on_hub
 from visual_grpo.common.errors import UserError
-from visual_grpo.common.hub import REFUSALS, refusal, require_space, shown_size, silence
+from visual_grpo.common.hub import REFUSALS, is_commit, missing_bytes, refusal, require_space, shown_size, silence
 from visual_grpo.common.quiet_libraries import hidden_progress_bars
 from visual_grpo.config import Dtype
 
@@ -44,7 +43,6 @@ PROCESSING = ("*.json", "*.txt")
 _LOADED = (*PROCESSING, "model*.safetensors")
 _HUB_SECONDS = 5.0
 """Time in which the hub must answer a first question."""
-_COMMIT = re.compile(r"[0-9a-f]{40}")
 _models: WeakValueDictionary[tuple[object, ...], Any] = WeakValueDictionary()
 """Models in use: two rewards over one model hold its weights once."""
 
@@ -74,7 +72,9 @@ class Origin:
         if (folder := self._local()) is not None:
             self._check_content(folder)
             return
-        missing = self._missing_bytes(self._ask_hub())
+        info = self._ask_hub()
+        listed = (entry.rfilename for entry in info.siblings or ())
+        missing = missing_bytes(info, self.path, filter_repo_objects(listed, allow_patterns=list(self.patterns)))
         require_space("model", self._parameter, self.path, missing)
         size = shown_size(missing)
         log.info("The reward %s downloads %s of %s when it scores its first sample.", self.reward, size, self.path)
@@ -89,7 +89,7 @@ class Origin:
         """The commit of a hub id whose files are used; None for a folder."""
         if not may_be_hub_id(self.path):
             return None
-        if self.revision is not None and _COMMIT.fullmatch(self.revision):
+        if is_commit(self.revision):
             return self.revision
         folder = self._local()
         return self._ask_hub().sha if folder is None else folder.name
@@ -139,12 +139,6 @@ class Origin:
         names = {entry.rfilename for entry in info.siblings or ()}
         self._require_listed(" or ".join(each) for each in self.needed if names.isdisjoint(each))
         return info
-
-    def _missing_bytes(self, info: ModelInfo) -> int:
-        sizes = {entry.rfilename: entry.size or 0 for entry in info.siblings or ()}
-        read = filter_repo_objects(sizes, allow_patterns=list(self.patterns))
-        cached = huggingface_hub.try_to_load_from_cache
-        return sum(sizes[name] for name in read if not isinstance(cached(self.path, name, revision=info.sha), str))
 
     def _download(self) -> Path:
         self._ask_hub()
