@@ -20,7 +20,7 @@ from visual_grpo.common.types import VideoSample
 from visual_grpo.common.videos import SUFFIX, encoded_video
 from visual_grpo.config import Task
 from visual_grpo.starter.pretraining import write_dataset
-from visual_grpo.starter.shapes.render import COLORS, Jitter, draw_shape, stacked
+from visual_grpo.starter.shapes.render import COLORS, Jitter, draw_shapes, stacked
 
 SHAPES = ("circle", "square")
 """Without the triangle, whose point a small VAE blurs."""
@@ -64,7 +64,7 @@ def draw_frames(scene: Scene, count: int, height: int, width: int, rng: random.R
     """Renders anti-aliased RGB frames, all with the same jitter."""
     jitter = Jitter.draw(rng)
     return [
-        draw_shape(COLORS[scene.color], scene.shape, (x, y), radius, jitter, height, width)
+        draw_shapes([(COLORS[scene.color], scene.shape, (x, y), radius, jitter)], height, width)
         for x, y, radius in states(scene.motion, count).tolist()
     ]
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import Needs, PromptRecord, RewardOutput, VideoSample
 from visual_grpo.common.videos import frame_name
-from visual_grpo.rewards.outputs import checked_output
+from visual_grpo.rewards.outputs import checked_output, put_together
 from visual_grpo.rewards.reward import PROMPTS, SAMPLES, CalledByName
 
 Chosen = Literal["all", "first"] | int
@@ -67,18 +67,5 @@ class PerFrame:
     def _combined(self, outputs: Sequence[RewardOutput]) -> RewardOutput:
         """A sample is unscored if one of its frames is, and its part is if one of its frames lacks that part."""
         combine = _COMBINED[self.over_frames]
-        nothing = torch.full_like(outputs[0].values, torch.nan)
-
-        def summed(name: str, side: int) -> Tensor:
-            return torch.stack([output.ratios.get(name, (nothing, nothing))[side] for output in outputs]).sum(0)
-
-        parts = dict.fromkeys(name for output in outputs for name in output.parts)
-        ratios = dict.fromkeys(name for output in outputs for name in output.ratios)
-        return RewardOutput(
-            values=combine(torch.stack([output.values for output in outputs])),
-            parts={
-                name: combine(torch.stack([output.parts.get(name, nothing) for output in outputs])) for name in parts
-            },
-            ratios={name: (summed(name, 0), summed(name, 1)) for name in ratios},
-            failed={row: reason for output in outputs for row, reason in output.failed.items()},
-        )
+        combined = put_together(outputs, lambda of: combine(torch.stack(of)), lambda of: torch.stack(of).sum(0))
+        return replace(combined, failed={row: why for output in outputs for row, why in output.failed.items()})

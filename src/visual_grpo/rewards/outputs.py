@@ -149,7 +149,7 @@ class FailureBudget:
                 output = RewardOutput(values=nothing, failed=dict.fromkeys(range(len(rows)), str(error)))
             self._count(name, output, unit_prompts, len(rows))
             outputs.append(output)
-        return _joined(outputs)
+        return put_together(outputs, torch.cat, torch.cat)
 
     def _count(self, name: str, output: RewardOutput, prompts: Sequence[PromptRecord], at_once: int) -> None:
         """Raises RewardCodeError if the failed samples exceed both the share and ``at_once``."""
@@ -185,20 +185,22 @@ def spread(output: RewardOutput, rows: Sequence[int], count: int) -> RewardOutpu
     )
 
 
-def _joined(outputs: Sequence[RewardOutput]) -> RewardOutput:
-    """Concatenates outputs; parts and ratios that a failed unit lacks are NaN."""
+def put_together(
+    outputs: Sequence[RewardOutput], values: Callable[[list[Tensor]], Tensor], sums: Callable[[list[Tensor]], Tensor]
+) -> RewardOutput:
+    """Joins outputs by ``values``, and either side of their ratios by ``sums``; what one of them lacks is NaN there."""
 
-    def nothing(output: RewardOutput) -> Tensor:
-        return torch.full_like(output.values, torch.nan)
+    def part(name: str) -> Tensor:
+        return values([output.parts.get(name, torch.full_like(output.values, torch.nan)) for output in outputs])
 
     def side(name: str, number: int) -> Tensor:
-        pairs = [output.ratios.get(name, (nothing(output),) * 2) for output in outputs]
-        return torch.cat([pair[number] for pair in pairs])
+        pairs = [output.ratios.get(name, (torch.full_like(output.values, torch.nan),) * 2) for output in outputs]
+        return sums([pair[number] for pair in pairs])
 
     parts = dict.fromkeys(name for output in outputs for name in output.parts)
     ratios = dict.fromkeys(name for output in outputs for name in output.ratios)
     return RewardOutput(
-        values=torch.cat([output.values for output in outputs]),
-        parts={name: torch.cat([output.parts.get(name, nothing(output)) for output in outputs]) for name in parts},
+        values=values([output.values for output in outputs]),
+        parts={name: part(name) for name in parts},
         ratios={name: (side(name, 0), side(name, 1)) for name in ratios},
     )

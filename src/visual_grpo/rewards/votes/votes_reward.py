@@ -191,7 +191,8 @@ def fitted_head(file: Path, features: str) -> FittedHead:
             return stored
     made = FittedHead(_fit(file.parent, usable(choices), features), features, digest, decided_pairs(choices))
     with suppress(OSError):  # Where choices lie that may only be read, it is fitted each time.
-        write_head(kept, made)
+        # Numbers are written so that they are read back exactly.
+        write_atomically(kept, json.dumps({"format": FORMAT, **asdict(made)}, indent=1, default=np.ndarray.tolist))
     return made
 
 
@@ -215,13 +216,8 @@ def _fit(folder: Path, choices: Sequence[Choice], features: str) -> Head:
     return fit_head(side("first"), side("second"), preference, groups)
 
 
-def write_head(file: Path, fitted: FittedHead) -> None:
-    """Replaces the file; numbers are written so that they are read back exactly."""
-    write_atomically(file, json.dumps({"format": FORMAT, **asdict(fitted)}, indent=1, default=np.ndarray.tolist))
-
-
 def read_head(file: Path) -> FittedHead:
-    """Reads what `write_head` wrote. Raises UserError if it is missing, damaged or of a different version."""
+    """Reads what `fitted_head` wrote. Raises UserError if it is missing, damaged or of a different version."""
     try:
         tree = json.loads(file.read_text(encoding="utf-8"))
         if tree["format"] != FORMAT:

@@ -108,6 +108,10 @@ class Jitter:
         return cls(dx=dx, dy=dy, scale=rng.uniform(*SCALE_JITTER))
 
 
+Shape = tuple[tuple[int, int, int], str, tuple[float, float], float, Jitter]
+"""Colour, name, centre and radius, and the deviation from these."""
+
+
 def draw(combination: Combination, height: int, width: int, rng: random.Random) -> Image.Image:
     """Renders an anti-aliased RGB image of ``height`` x ``width`` pixels."""
     return draw_scene([(combination, Jitter.draw(rng))], height, width)
@@ -115,49 +119,28 @@ def draw(combination: Combination, height: int, width: int, rng: random.Random) 
 
 def draw_scene(objects: Iterable[tuple[Combination, Jitter]], height: int, width: int) -> Image.Image:
     """Like `draw`, with any number of objects, each with its jitter."""
-    canvas = _canvas(height, width)
-    for thing, jitter in objects:
-        _put(canvas, COLORS[thing.color], thing.shape, CENTERS[thing.position], RADII[thing.size], jitter)
+    shapes = (
+        (COLORS[thing.color], thing.shape, CENTERS[thing.position], RADII[thing.size], jitter)
+        for thing, jitter in objects
+    )
+    return draw_shapes(shapes, height, width)
+
+
+def draw_shapes(shapes: Iterable[Shape], height: int, width: int) -> Image.Image:
+    """Renders shapes of any centre and radius."""
+    canvas = Image.new("RGB", (width * _SUPERSAMPLING, height * _SUPERSAMPLING), BACKGROUND)
+    brush, short = ImageDraw.Draw(canvas), min(canvas.size)
+    for color, shape, center, radius, jitter in shapes:
+        x, y = center[0] * canvas.width + jitter.dx * short, center[1] * canvas.height + jitter.dy * short
+        reach = radius * jitter.scale * short
+        left, top, right, bottom = x - reach, y - reach, x + reach, y + reach
+        if shape == "circle":
+            brush.ellipse((left, top, right, bottom), fill=color)
+        elif shape == "square":
+            brush.rectangle((left, top, right, bottom), fill=color)
+        else:
+            brush.polygon([(x, top), (left, bottom), (right, bottom)], fill=color)
     return canvas.reduce(_SUPERSAMPLING)
-
-
-def draw_shape(
-    color: tuple[int, int, int],
-    shape: str,
-    center: tuple[float, float],
-    radius: float,
-    jitter: Jitter,
-    height: int,
-    width: int,
-) -> Image.Image:
-    canvas = _canvas(height, width)
-    _put(canvas, color, shape, center, radius, jitter)
-    return canvas.reduce(_SUPERSAMPLING)
-
-
-def _canvas(height: int, width: int) -> Image.Image:
-    return Image.new("RGB", (width * _SUPERSAMPLING, height * _SUPERSAMPLING), BACKGROUND)
-
-
-def _put(
-    canvas: Image.Image,
-    color: tuple[int, int, int],
-    shape: str,
-    center: tuple[float, float],
-    radius: float,
-    jitter: Jitter,
-) -> None:
-    short = min(canvas.size)
-    x, y = center[0] * canvas.width + jitter.dx * short, center[1] * canvas.height + jitter.dy * short
-    radius = radius * jitter.scale * short
-    brush = ImageDraw.Draw(canvas)
-    left, top, right, bottom = x - radius, y - radius, x + radius, y + radius
-    if shape == "circle":
-        brush.ellipse((left, top, right, bottom), fill=color)
-    elif shape == "square":
-        brush.rectangle((left, top, right, bottom), fill=color)
-    else:
-        brush.polygon([(x, top), (left, bottom), (right, bottom)], fill=color)
 
 
 def draw_all(images_per_combination: int, height: int, width: int, seed: int) -> Tensor:
