@@ -204,7 +204,7 @@ gc.unfreeze()  # nanobind lists what is left at the end as leaked.
 
 
 CATALOG = """
-draft: {type: visual_grpo.data.datasets.GivenPath}
+draft: {type: MemoryDataset, data: a path}
 report: {type: json.JSONDataset, filepath: data/report.json, metadata: {made_by: make}}
 base_model: {type: json.JSONDataset, filepath: data/06_models/base_model.json, metadata: {made_by: starter}}
 records:

@@ -21,7 +21,7 @@ from PIL import Image
 from tests.evaluation.defaults import parameters
 from tests.evaluation.painter import Painter, records
 from visual_grpo.config import Parameters
-from visual_grpo.data.datasets import PATH, FolderDataset, GivenPath, RecordsDataset
+from visual_grpo.data.datasets import PATH, FolderDataset, RecordsDataset
 from visual_grpo.data.manifest import write_manifest
 from visual_grpo.hooks.inputs_and_outputs import OutputHooks
 from visual_grpo.hooks.parameters import RUN_SPEC, parameter_entries
@@ -45,7 +45,7 @@ MADE_BY = {
 
 def folders(parent: Path, made_by: Mapping[str, str]) -> dict[str, AbstractDataset[Any, Any]]:
     """Catalog entries of folders, as conf/base/catalog.yml has them."""
-    return {"draft": GivenPath()} | {
+    return {"draft": MemoryDataset("a path")} | {
         name: FolderDataset(filepath=str(parent / name), metadata={"made_by": maker}) for name, maker in made_by.items()
     }
 
@@ -54,7 +54,7 @@ def run_nodes(pipeline: Pipeline, catalog: DataCatalog, *hooks: object) -> dict[
     """Runs nodes with the hook that gives each its paths, and no other hook of the project."""
     for name in pipeline.inputs():
         if name.startswith(PATH):
-            catalog[name] = GivenPath()
+            catalog[name] = MemoryDataset("a path")
     manager = _create_hook_manager()
     for hook in (OutputHooks(), *hooks):
         manager.register(hook)

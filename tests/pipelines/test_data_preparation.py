@@ -13,7 +13,7 @@ from tests.data.making import jsonl, picture
 from tests.pipelines.painted import run_nodes
 from visual_grpo.common.errors import UserError
 from visual_grpo.config import Parameters
-from visual_grpo.data.datasets import GivenPath, RecordsDataset
+from visual_grpo.data.datasets import RecordsDataset
 from visual_grpo.data.manifest import RecordTable
 from visual_grpo.hooks.parameters import parameter_entries
 from visual_grpo.pipeline_registry import register_pipelines
@@ -110,7 +110,7 @@ def run(parameters, folder):
         {name: MemoryDataset(value) for name, value in parameter_entries(changed).items()}
         | {
             "base_model": MemoryDataset({}),
-            "draft": GivenPath(),
+            "draft": MemoryDataset("a path"),
             "records": RecordsDataset(filepath=str(folder / FOLDER / "records.parquet")),
         }
     )

@@ -14,7 +14,7 @@ from typing import Any
 import mlflow
 import pytest
 import torch
-from kedro.io import DataCatalog
+from kedro.io import DataCatalog, MemoryDataset
 
 from tests.evaluation.defaults import parameters
 from tests.evaluation.painter import Painter, records
@@ -26,7 +26,7 @@ from visual_grpo.adapter_folder import FACTS, adapter_digest, read_facts
 from visual_grpo.common.errors import UserError
 from visual_grpo.config.schema import merged
 from visual_grpo.config.stated import parameters_digest
-from visual_grpo.data.datasets import PATH, FolderDataset, GivenPath, RecordsDataset
+from visual_grpo.data.datasets import PATH, FolderDataset, RecordsDataset
 from visual_grpo.data.manifest import RecordTable, write_manifest
 from visual_grpo.grpo.checkpoint import save_checkpoint
 from visual_grpo.hooks.parameters import ParameterHooks, _with_adapters
@@ -83,7 +83,7 @@ class Place:
             name: FolderDataset(filepath=str(self.folder / name))
             for name in {"adapters"} | looked_at | nodes.all_outputs()
         }
-        catalog = DataCatalog({**places, "records": table, "draft": GivenPath()})
+        catalog = DataCatalog({**places, "records": table, "draft": MemoryDataset("a path")})
         hooks.after_catalog_created(catalog)
         hooks.before_pipeline_run(nodes, catalog)
         if pipeline not in ("evaluate", "baseline", "train"):

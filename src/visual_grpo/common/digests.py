@@ -128,7 +128,10 @@ def option_files(options: Mapping[str, Any], output: str, base: Path = Path()) -
     Args:
         base: the project's folder, which relative paths start from.
     """
-    return {name: _option_digest(path) for name, path in named_paths(options, output, base)}
+    return {
+        name: (digest_once(path) if path.is_file() else tree_digest(path))[:12]
+        for name, path in named_paths(options, output, base)
+    }
 
 
 def named_paths(options: Mapping[str, Any], output: str, base: Path = Path()) -> Iterator[tuple[str, Path]]:
@@ -164,7 +167,3 @@ def _existing(text: str, base: Path) -> Path | None:
 
 def _holds(path: Path, inner: Path) -> bool:
     return path.is_dir() and inner.resolve().is_relative_to(path.resolve())
-
-
-def _option_digest(path: Path) -> str:
-    return (digest_once(path) if path.is_file() else tree_digest(path))[:12]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +48,9 @@ def place(output: str | Path, dataset: str) -> Path:
 
     Raises UserError if the catalog of the project has moved it to where no command could read it.
     """
-    filepath = (_catalog[0] if _catalog else _default_catalog()).get(dataset)
+    if not _catalog:
+        use_catalog(yaml.safe_load(CATALOG.read_text(encoding="utf-8")))
+    filepath = _catalog[0].get(dataset)
     if filepath is None or "://" in filepath:
         raise UserError(
             f"The catalog says that {dataset} is {'not in a file' if filepath is None else f'at {filepath}'}: expected"
@@ -64,14 +65,8 @@ def use_catalog(entries: Mapping[str, Any]) -> None:
     _catalog[:] = [{name: entry["filepath"] for name, entry in entries.items() if "filepath" in entry}]
 
 
-@cache
-def _default_catalog() -> dict[str, str]:
-    entries = yaml.safe_load(CATALOG.read_text(encoding="utf-8"))
-    return {name: entry["filepath"] for name, entry in entries.items() if "filepath" in entry}
-
-
 _catalog: list[dict[str, str]] = []
-"""Dataset -> filepath, as the loaded project's catalog says. Empty in a script, which uses the catalog of conf/base."""
+"""Dataset -> filepath, as the loaded project's catalog says. A script uses that of conf/base."""
 
 
 def or_default(value: Any, default: str) -> Any:

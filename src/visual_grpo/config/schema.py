@@ -40,10 +40,6 @@ from visual_grpo.config.training import (
 )
 
 
-def _is_on_request(annotation: Any) -> bool:
-    return isinstance(annotation, type) and issubclass(annotation, OnRequest)
-
-
 class Resume(StrEnum):
     """Values of the parameter ``resume`` that name no folder."""
 
@@ -296,7 +292,11 @@ class Parameters(Strict):
 
 ON_REQUEST = (
     "run",
-    *(name for name, field in Parameters.model_fields.items() if _is_on_request(field.annotation)),
+    *(
+        name
+        for name, field in Parameters.model_fields.items()
+        if isinstance(field.annotation, type) and issubclass(field.annotation, OnRequest)
+    ),
 )
 """Parameters and sections of the pipelines outside the data flow, which no result of the flow depends on."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
@@ -44,21 +45,19 @@ def validate(tree: Mapping[str, Any]) -> Parameters:
     )
 
 
-def with_chosen_preset(config: Parameters, preset: str) -> Parameters:
-    """Returns the parameters with the rewards of ``preset``, which the records have chosen."""
-    return _with_rewards(config, preset, {})
-
-
 def with_target_judge(config: Parameters) -> Parameters:
     """Returns the parameters with the judge of target images, unless the user has named or removed one."""
     judged = any(reward.judge for reward in config.rewards.values())
     if judged or config.reward == LISTED or config.data.task == "segmentation" or TARGET_JUDGE in config.rewards:
         return config
     frames = {} if config.data.frames is None else {"frames": "all"}
-    return _with_rewards(config, config.reward, {TARGET_JUDGE: {"judge": True, **frames}})
+    return with_chosen(config, config.reward, {TARGET_JUDGE: {"judge": True, **frames}})
 
 
-def _with_rewards(config: Parameters, preset: str | None, rewards: Mapping[str, Any]) -> Parameters:
+def with_chosen(
+    config: Parameters, preset: str | None, rewards: Mapping[str, Any] = MappingProxyType({})
+) -> Parameters:
+    """Returns the parameters with the rewards of ``preset``, which the records have chosen, and these ``rewards``."""
     tree = config.model_dump()
     entries = tree["rewards"] | rewards | dict.fromkeys(config.removed_rewards)
     return validate({**tree, "reward": preset, "rewards": entries})

@@ -63,25 +63,6 @@ class _PathDataset(AbstractDataset[Any, Any]):
         return self._path
 
 
-class GivenPath(AbstractDataset[None, None]):
-    """Stands for a path that the hook gives to a node (`hooks.inputs_and_outputs`)."""
-
-    def __init__(self, *, metadata: dict[str, Any] | None = None) -> None:
-        self.metadata = metadata
-
-    def load(self) -> None:
-        """Returns nothing: the hook puts the path in its place."""
-
-    def save(self, data: None) -> None:
-        raise DataError("a path is only loaded")
-
-    def _exists(self) -> bool:
-        return True
-
-    def _describe(self) -> dict[str, Any]:
-        return {}
-
-
 class FolderDataset(_PathDataset):
     """Loads as the folder's path; saves by moving a folder that a node has filled into its place."""
 

@@ -127,7 +127,8 @@ class Meter(Watcher, TorchDispatchMode):
         result = _run(function, inputs, args, kwargs)
         # On the device stay what is asked for there, and what is computed from it and from plain numbers alone.
         alone = any(on_device) and all(
-            here or _is_number(tensor) for tensor, here in zip(inputs, on_device, strict=True)
+            here or (tensor.dim() == 0 and not tensor.requires_grad)
+            for tensor, here in zip(inputs, on_device, strict=True)
         )
         if str(asked) == "meta" or (asked is None and alone):
             result = tree_map(_as_kept, result)
@@ -204,10 +205,6 @@ def _makes_tensor(function: Any) -> bool:
 
 def _as_kept(value: Any) -> Any:
     return value.to("meta") if isinstance(value, Tensor) and value.is_floating_point() else value
-
-
-def _is_number(tensor: Tensor) -> bool:
-    return tensor.dim() == 0 and not tensor.requires_grad
 
 
 def _is_kept(tensor: Tensor) -> bool:

@@ -17,7 +17,7 @@ from visual_grpo.common.errors import Problems, UserError, counted, sentence
 from visual_grpo.common.types import Needs, PromptRecord
 from visual_grpo.config import DataConfig, ModelConfig, ModuleConfig, Parameters, RewardConfig
 from visual_grpo.config.presets import AUTO, LISTED, TARGET_JUDGE, optimised_rewards
-from visual_grpo.config.validation import with_chosen_preset, with_target_judge
+from visual_grpo.config.validation import with_chosen, with_target_judge
 from visual_grpo.models.family import Family, find_family, is_own
 from visual_grpo.models.flow.references import taken
 from visual_grpo.models.hub import look_up, weights_bytes
@@ -199,7 +199,7 @@ def check_before_run(
         problems.errors += findings.problems
         if scores and config.reward == AUTO and findings.records:
             with problems.collect():
-                config = with_chosen_preset(config, findings.require_preset(config.data.path))
+                config = with_chosen(config, findings.require_preset(config.data.path))
         if scores and config.reward != AUTO and findings.having(Needs(target=True)):
             config = with_target_judge(config)
     spec = _resolved(config, outputs, tags, problems)
