@@ -24,6 +24,8 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.common.machine_errors import is_machine_error
 
 UINT16_MAX = 65535
+LUMA = (0.299, 0.587, 0.114)
+"""Weights of R, G and B (ITU-R BT.601)."""
 _DAMAGE = (
     *(OSError, EOFError, SyntaxError, ValueError, TypeError, LookupError, ArithmeticError, RuntimeError),
     *(struct.error, zlib.error),

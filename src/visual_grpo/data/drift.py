@@ -21,7 +21,7 @@ from scipy import ndimage, stats
 
 from visual_grpo.adapter_folder import DATA_PROFILE
 from visual_grpo.common.errors import UserError, counted
-from visual_grpo.common.images import read_image
+from visual_grpo.common.images import LUMA, read_image
 from visual_grpo.common.videos import frame_name
 from visual_grpo.config import DataChecks, Strict
 from visual_grpo.data.manifest import RecordTable
@@ -38,8 +38,6 @@ _DIGITS = 12
 """Hex digits (48 bits) of a hash: among a million items two share one with a probability of 0.2%."""
 _MAX_SIDE = 256
 """Pixels; larger images are reduced to at most this by averaging blocks of pixels."""
-_LUMA = (0.299, 0.587, 0.114)
-"""ITU-R BT.601."""
 _FALSE_ALARM = 1e-4
 """Probability that a feature of equal data exceeds `Drift.chance`."""
 _ROLES = {
@@ -178,7 +176,7 @@ def image_features(path: Path) -> dict[str, float]:
     image = read_image(path)
     image = image.reduce(-(-max(image.size) // _MAX_SIDE))
     rgb = np.asarray(image, dtype=np.float64) / 255  # [height, width, 3]
-    luma = rgb @ np.array(_LUMA)
+    luma = rgb @ np.array(LUMA)
     red, green, blue = np.moveaxis(rgb, -1, 0)
     opponents = (red - green, (red + green) / 2 - blue)
     spread, mean = np.hypot(*(axis.std() for axis in opponents)), np.hypot(*(axis.mean() for axis in opponents))

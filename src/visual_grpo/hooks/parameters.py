@@ -55,11 +55,11 @@ class ProjectConfigLoader(OmegaConfigLoader):
 
     def __getitem__(self, key: str) -> dict[str, Any]:
         if key == "parameters" and key not in self:
-            use_catalog(self._catalog())
+            use_catalog(self._catalog(OUTPUT))  # It also says where the results of other commands are.
             tree = with_world(super().__getitem__(key), self.env)
             self[key] = _for_all_modules(tree, self._of_environment())
         elif key == "catalog" and key not in self:
-            self[key] = _placed(self._catalog(), self["parameters"]["output"])
+            self[key] = self._catalog(self["parameters"]["output"])
         return super().__getitem__(key)
 
     def _of_environment(self) -> dict[str, Any]:
@@ -73,17 +73,9 @@ class ProjectConfigLoader(OmegaConfigLoader):
         )
         return found
 
-    def _catalog(self) -> dict[str, Any]:
-        """Reads the catalog with `OUTPUT` in it, since it also says where the results of other commands are."""
-        OmegaConf.register_new_resolver("output", lambda: OUTPUT, replace=True)
+    def _catalog(self, output: str) -> dict[str, Any]:
+        OmegaConf.register_new_resolver("output", lambda: output, replace=True)
         return super().__getitem__("catalog")
-
-
-def _placed(value: Any, output: str) -> Any:
-    """Returns a part of the catalog with ``output`` in the place of `OUTPUT`."""
-    if isinstance(value, dict):
-        return {name: _placed(part, output) for name, part in value.items()}
-    return value.replace(OUTPUT, output) if isinstance(value, str) else value
 
 
 class ParameterHooks:

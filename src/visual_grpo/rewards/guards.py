@@ -15,12 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from visual_grpo.common.errors import UserError
-from visual_grpo.common.images import to_pil
+from visual_grpo.common.images import LUMA, to_pil
 from visual_grpo.common.types import Needs, PromptRecord, RewardOutput
 from visual_grpo.rewards.reward import groups_of
 
-LUMA = (0.299, 0.587, 0.114)
-"""Weights of R, G and B (ITU-R BT.601)."""
 _EDGE = 0.1
 _LEVELS = 8
 _BLACK, _WHITE = 5, 250

@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from visual_grpo.common.errors import UserError
+from visual_grpo.common.images import LUMA
 from visual_grpo.common.types import Needs, PromptRecord, RewardOutput, VideoSample
-from visual_grpo.rewards.guards import LUMA
 
 _FLOW_SIDE, _FLICKER_SIDE = 256, 64
 """Pixels of the longer side to which frames are reduced before they are compared."""

@@ -98,7 +98,6 @@ class Flux:
         return decoded(self.pipeline.vae, latents)
 
     def text_tokens(self, prompt: str) -> tuple[int, int]:
-        """Returns a prompt's tokens and how many are read."""
         pipeline, length = self.pipeline, self.options.max_sequence_length
         clip = (pipeline.tokenizer, pipeline.tokenizer_max_length)
         return tokens_and_limit(prompt, clip, (pipeline.tokenizer_2, length))

@@ -98,7 +98,6 @@ class Flux2Klein:
             return as_images(vae.decode(pixel_shuffle(latents, 2).to(vae.dtype), return_dict=False)[0])
 
     def text_tokens(self, prompt: str) -> tuple[int, int]:
-        """Returns a prompt's tokens and how many are read."""
         tokenizer, message = self.pipeline.tokenizer, {"role": "user", "content": prompt}
         text = tokenizer.apply_chat_template(
             [message], tokenize=False, add_generation_prompt=True, enable_thinking=False

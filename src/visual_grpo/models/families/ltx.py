@@ -73,7 +73,6 @@ class Ltx:
         return as_videos(vae.decode(latents.to(vae.dtype), return_dict=False)[0], self.fps)
 
     def text_tokens(self, prompt: str) -> tuple[int, int]:
-        """Returns a prompt's tokens and how many are read."""
         return tokens_and_limit(prompt, (self.pipeline.tokenizer, self.options.max_sequence_length))
 
     def _encode(self, prompt: str) -> MaskedText:

@@ -119,7 +119,6 @@ class QwenImage:
             return as_images(self.pipeline.vae.decode(latents, return_dict=False)[0][:, :, 0])
 
     def text_tokens(self, prompt: str) -> tuple[int, int]:
-        """Returns a prompt's tokens and how many are read."""
         return self._token_count(prompt), self.options.max_sequence_length
 
     def _token_count(self, prompt: str) -> int:

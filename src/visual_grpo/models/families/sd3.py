@@ -76,7 +76,6 @@ class Sd3:
         return decoded(self.pipeline.vae, latents)
 
     def text_tokens(self, prompt: str) -> tuple[int, int]:
-        """Returns a prompt's tokens and how many are read."""
         pipeline = self.pipeline
         readers = [(pipeline.tokenizer, pipeline.tokenizer_max_length)]
         if pipeline.text_encoder_3 is not None:

@@ -79,7 +79,6 @@ class Wan:
         return as_videos(decoded, self.fps)
 
     def text_tokens(self, prompt: str) -> tuple[int, int]:
-        """Returns a prompt's tokens and how many are read."""
         return tokens_and_limit(prompt_clean(prompt), (self.pipeline.tokenizer, self.options.max_sequence_length))
 
     def _encode(self, prompt: str) -> Tensor:

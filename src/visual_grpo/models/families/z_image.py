@@ -64,7 +64,6 @@ class ZImage:
         return decoded(self.pipeline.vae, latents)
 
     def text_tokens(self, prompt: str) -> tuple[int, int]:
-        """Returns a prompt's tokens and how many are read."""
         tokenizer, message = self.pipeline.tokenizer, {"role": "user", "content": prompt}
         text = tokenizer.apply_chat_template(
             [message], tokenize=False, add_generation_prompt=True, enable_thinking=True

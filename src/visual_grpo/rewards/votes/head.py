@@ -24,10 +24,9 @@ from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
 from visual_grpo.common.errors import UserError
-from visual_grpo.common.images import described, require_image
+from visual_grpo.common.images import LUMA, described, require_image
 from visual_grpo.common.importing import load_attribute
 from visual_grpo.common.types import PromptRecord
-from visual_grpo.rewards.guards import LUMA
 from visual_grpo.rewards.reward import PROMPTS, SAMPLES, CalledByName
 from visual_grpo.rewards.votes.choices import Choice
 
