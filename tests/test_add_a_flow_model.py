@@ -52,14 +52,14 @@ def test_a_training_begins_only_with_a_family_that_draws_as_its_pipeline_does(tm
     file, model = tmp_path / "my_family.py", str(tmp_path / "model")
     own = {"model": {"family": "my_family:FAMILY", "path": model, "device": "cpu"}, "modules": {"dit": None}}
     config = parameters_of("base", own | {"policy": {"decode_guidance_scale": None}})
-    components.build_model(resolve(config, model), check_own_family=True)
+    components.build_model(resolve(config), check_own_family=True)
     sys.modules.pop("my_family")
     file.write_text(file.read_text("utf-8").replace("timestep / 1000", "timestep"), "utf-8")
-    components.build_model(resolve(config, model))
+    components.build_model(resolve(config))
     with pytest.raises(
         UserError, match=r"The family aura_flow generates different latents than its pipeline AuraFlowPipeline"
     ):
-        components.build_model(resolve(config, model), check_own_family=True)
+        components.build_model(resolve(config), check_own_family=True)
 
 
 def test_the_pages_settings_fit_the_family() -> None:

@@ -75,7 +75,9 @@ def test_what_is_not_loaded_and_where_it_is_do_not_matter(model: Path, tmp_path:
 
 
 def of(model: str) -> RunSpec:
-    return replace(resolve(parameters()), model=model)
+    config = parameters()
+    named = config.model_copy(update={"model": config.model.model_copy(update={"path": model})})
+    return replace(resolve(config), config=named)
 
 
 def test_a_model_that_changed_after_the_starter_is_refused(model: Path) -> None:

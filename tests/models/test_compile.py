@@ -21,6 +21,7 @@ from tests.models.token_policies import CapturedOnCpu
 from tests.pretend import conftest
 from tests.pretend.test_policies import CASES, case
 from tests.pretend.trained import config_of, rewards_of
+from tests.training.few_steps import resolved
 from visual_grpo.common import console
 from visual_grpo.common.errors import UserError
 from visual_grpo.config import LoraParams
@@ -31,7 +32,6 @@ from visual_grpo.models.family_check import check_family
 from visual_grpo.models.lora import PeftAdapter
 from visual_grpo.models.lora_layers import fast_lora, is_compiled
 from visual_grpo.models.offload import _STATE, _OffloadState, move_to_host
-from visual_grpo.models.run_spec import resolve
 from visual_grpo.models.tokens import generation
 from visual_grpo.training import components
 
@@ -82,7 +82,7 @@ def trained(
     """
     model = {**changes.get("model", {}), "compile": compiled}
     config = config_of(place, "cpu", **{**changes, "model": model, "grpo": GRPO})
-    spec = resolve(config, str(folder))
+    spec = resolved(config, folder)
     built = components.build_model(spec)
     trainer = components.build_trainer(spec, built, rewards_of(config))
     networks: list[Any] = [built.adapters.networks[module] for module in spec.modules]

@@ -206,12 +206,6 @@ def test_settings_that_a_loss_would_not_use_are_refused(
         resolve(of_sd3(tmp_path, grpo=grpo, policy=policy), family=find_family("sd3"))
 
 
-def test_a_given_model_takes_the_place_of_the_configured_one(tmp_path: Path) -> None:
-    (tmp_path / "model_index.json").write_text('{"_class_name": "StableDiffusion3Pipeline"}')
-    spec = resolve(of_sd3(tmp_path, model={"path": "saved/model", "family": "auto"}), str(tmp_path))
-    assert (spec.model, spec.family.name) == (str(tmp_path), "sd3")
-
-
 def test_a_window_does_not_matter_where_no_flow_module_is_trained(tmp_path: Path) -> None:
     config = asked(tmp_path, policy={"train": "ar", "flow": {"window_steps": 4}})
     spec = resolve(config, family=find_family("glm_image"))

@@ -20,12 +20,13 @@ from PIL import Image
 
 from tests.evaluation.defaults import parameters
 from tests.evaluation.painter import Painter, records
+from tests.training.few_steps import resolved
 from visual_grpo.config import Parameters
 from visual_grpo.data.datasets import PATH, FolderDataset, RecordsDataset
 from visual_grpo.data.manifest import write_manifest
 from visual_grpo.hooks.inputs_and_outputs import OutputHooks
 from visual_grpo.hooks.parameters import RUN_SPEC, parameter_entries
-from visual_grpo.models.run_spec import RunSpec, resolve
+from visual_grpo.models.run_spec import RunSpec
 from visual_grpo.training import components
 
 GAIN = 0.2
@@ -119,7 +120,7 @@ class Project:
         }
         config = Parameters.model_validate(tree)
         memory = parameter_entries(config) | {
-            RUN_SPEC: resolve(config, changes.get("model", {}).get("path") or base_model["model"]),
+            RUN_SPEC: resolved(config, changes.get("model", {}).get("path") or base_model["model"]),
             "base_model": dict(base_model),
         }
         catalog = DataCatalog(
@@ -141,5 +142,5 @@ class Project:
         pd.DataFrame({"step": [1, 2], "reward/total": [0.4, 0.5]}).to_csv(adapters / "training.csv", index=False)
 
     def _build_model(self, spec: RunSpec, adapters: Path | None = None) -> Painter:
-        self.policies.append((spec.model, adapters))
+        self.policies.append((spec.config.model.path, adapters))
         return Painter(gain=0.0 if adapters is None else GAIN)

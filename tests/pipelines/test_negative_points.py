@@ -23,6 +23,7 @@ from examples.scenes.scenes import ANSWER_LENGTH, draw_scene_records
 from tests.pipelines.painted import folders, run_nodes
 from tests.rewards.segmentation.small_sam2 import save_sam2
 from tests.starter.tasks import in_this_process
+from tests.training.few_steps import resolved
 from visual_grpo.common.images import read_size
 from visual_grpo.common.types import PromptRecord, StepMetrics, TextSample
 from visual_grpo.config import Parameters
@@ -121,7 +122,7 @@ def make_run(config: Parameters, folder: Path) -> TrainingRun:
         )
         for row in rows
     ]
-    spec = resolve(config, str(folder / "model"))
+    spec = resolved(config, folder / "model")
     qwen, scorer = components.build_model(spec), components.build_scorer(spec)
     trainer = components.build_trainer(spec, qwen, scorer)
     return TrainingRun(

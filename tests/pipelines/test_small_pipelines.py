@@ -271,7 +271,7 @@ class Trainings:
         return found
 
     def _model(self, spec: RunSpec, adapters: Path | None = None) -> Painter:
-        self.built.append((spec.model, spec.modules, adapters))
+        self.built.append((spec.config.model.path, spec.modules, adapters))
         return Painter(gain=0.0 if adapters is None else self.gains[adapters])
 
 

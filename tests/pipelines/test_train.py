@@ -26,7 +26,7 @@ from tests.hub import COMMIT
 from tests.models.families.sd3 import tiny as sd3
 from tests.models.test_lora_files import write as write_lora
 from tests.pipelines.painted import folders, run_nodes
-from tests.training.few_steps import STEPS, parameters
+from tests.training.few_steps import STEPS, parameters, resolved
 from visual_grpo import provenance
 from visual_grpo.adapter_folder import DATA_COMMIT, adapter_digest
 from visual_grpo.common import console
@@ -309,7 +309,7 @@ def test_a_checkpoint_of_other_reward_code_is_refused_before_its_baseline_is(
 ) -> None:
     """Another baseline would not mend that: it would replace the one that belongs to the checkpoint."""
     file = tmp_path / "an_edited_judge.py"
-    file.write_text("from tests.training.few_steps import brightness\n")
+    file.write_text("from tests.training.few_steps import brightness\n"), resolved
     monkeypatch.syspath_prepend(tmp_path)
     rewards = {"brightness": {"function": "an_edited_judge:brightness"}}
     project.run(rewards=rewards, grpo=FEW)
@@ -436,6 +436,6 @@ def test_weights_of_a_reward_from_the_hub_belong_to_the_training(project: Projec
     config = parameters(project.folder, rewards={"clip_score": {"weight": 1.0, "options": options}})
     for entries in (
         made_with.inputs(config, starter, records.digest),
-        provenance.values(made_with.of(resolve(config, starter["model"]), starter, records.digest), Decides.SCORES),
+        provenance.values(made_with.of(resolved(config, project.model), starter, records.digest), Decides.SCORES),
     ):
         assert entries["commit of reward clip_score: model"] == "c" * 40

@@ -195,7 +195,7 @@ def test_pairs_of_earlier_versions_keep_their_names_where_they_are_sampled_alike
     [pair] = find_pairs(spec, records, file, painted.folder, (painted.folder, painted.folder))
     [record] = records.split("train")
     named = {
-        "model": [spec.model, content_digest(spec.model)],
+        "model": [spec.config.model.path, content_digest(spec.config.model.path)],
         "adapters": None,
         "sampler": base.sampling.rollout.model_dump(mode="json"),
         "size": [base.data.height, base.data.width],

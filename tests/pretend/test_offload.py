@@ -16,10 +16,10 @@ from tests.pretend.accelerator import DEVICE, Accelerator, OnDevice
 from tests.pretend.test_policies import CASES
 from tests.pretend.trained import assert_equal, config_of, networks_of, records_of, score, train
 from tests.replacing import replaced
+from tests.training.few_steps import resolved
 from visual_grpo.common.errors import UserError
 from visual_grpo.models import offload
 from visual_grpo.models.offload import device_tensors, enable_offload, move_to_host, on_device, pinned_bytes
-from visual_grpo.models.run_spec import resolve
 from visual_grpo.models.tokens import generation
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.training import components
@@ -140,9 +140,9 @@ def test_a_host_keeps_each_tensor_in_a_power_of_two_once() -> None:
 
 
 def test_what_is_trained_keeps_its_identity_and_its_place(sd3_folder: Path, tmp_path: Path) -> None:
-    components.build_model(resolve(config_of(tmp_path, "cpu", **CASES["sd3"][1]), str(sd3_folder)))  # Imports.
+    components.build_model(resolved(config_of(tmp_path, "cpu", **CASES["sd3"][1]), sd3_folder))  # Imports.
     few = {"steps": 2, "updates_per_rollout": 1, "prompts_per_step": 1, "kl_weight": 0.0}
-    spec = resolve(offloaded(tmp_path, {**CASES["sd3"][1], "grpo": few}), str(sd3_folder))
+    spec = resolved(offloaded(tmp_path, {**CASES["sd3"][1], "grpo": few}), sd3_folder)
     with Accelerator():
         model: Any = components.build_model(spec)
         scorer = RewardSet({"brightness": (score, 1.0)})
@@ -169,7 +169,7 @@ def test_what_is_trained_keeps_its_identity_and_its_place(sd3_folder: Path, tmp_
 def test_saved_adapters_draw_as_if_all_were_there(sd3_folder: Path, tmp_path: Path) -> None:
     changes = CASES["sd3"][1]
     here = config_of(tmp_path, "cpu", **changes)
-    trained: Any = components.build_model(resolve(here, str(sd3_folder)))
+    trained: Any = components.build_model(resolved(here, sd3_folder))
     trained.adapters.attach({"dit": here.lora_of("dit")}, 0)
     with torch.no_grad():
         for parameter in trained.adapters["dit"].parameters():
@@ -177,7 +177,7 @@ def test_saved_adapters_draw_as_if_all_were_there(sd3_folder: Path, tmp_path: Pa
     trained.adapters.save(tmp_path / "adapters")
 
     def drawn(config: Any) -> Any:
-        model = components.build_model(resolve(config, str(sd3_folder)))
+        model = components.build_model(resolved(config, sd3_folder))
         model.adapters.load(tmp_path / "adapters", ["dit"])
         return model.generate(records_of(), [1, 2, 3], config.sampling.eval)
 
@@ -191,7 +191,7 @@ def test_a_model_of_one_network_is_refused_and_on_a_cpu_all_stays_where_it_compu
     vl_folder: Path, sd3_folder: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(UserError, match=r"model\.offload is phases, but qwen2_5_vl is one network"):
-        resolve(offloaded(tmp_path, CASES["qwen2_5_vl"][1]), str(vl_folder))
+        resolved(offloaded(tmp_path, CASES["qwen2_5_vl"][1]), vl_folder)
     config = config_of(tmp_path, "cpu", **{**CASES["sd3"][1], "model": {"offload": "phases"}})
-    model = components.build_model(resolve(config, str(sd3_folder)))
+    model = components.build_model(resolved(config, sd3_folder))
     assert not any(hasattr(network, "_hf_hook") for network in networks_of(model))

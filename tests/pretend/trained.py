@@ -12,11 +12,10 @@ from torch import Tensor
 
 from tests.replacing import replaced
 from tests.toys import reproducible
-from tests.training.few_steps import parameters
+from tests.training.few_steps import parameters, resolved
 from visual_grpo.common.types import Needs, PromptRecord, Sample, TextSample, VideoSample
 from visual_grpo.config import Parameters
 from visual_grpo.grpo import optimizer
-from visual_grpo.models.run_spec import resolve
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.rewards.reward import FunctionReward
 from visual_grpo.training import components
@@ -62,7 +61,7 @@ def config_of(folder: Path, device: str, kinds: Sequence[str] = ("tokens", "flow
 
 def train(config: Parameters, folder: Path, records: Sequence[PromptRecord]) -> Trained:
     """As the pipeline does: loads ``folder``, puts adapters on, trains, draws."""
-    spec = resolve(config, str(folder))
+    spec = resolved(config, folder)
     model = components.build_model(spec)
     for network in networks_of(model):
         for tensor in (*network.parameters(), *network.buffers()):

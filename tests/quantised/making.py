@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from tests.pretend.test_policies import CASES
 from tests.pretend.trained import config_of, score
+from tests.training.few_steps import resolved
 from visual_grpo.config import Parameters, merged
-from visual_grpo.models.run_spec import resolve
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.training import components
 
@@ -31,12 +31,12 @@ def few_bits(folder: Path, case: str, base_weights: str, device: str = "cpu", **
 
 def loaded(config: Parameters, folder: Path) -> Any:
     """The model, without adapters."""
-    return components.build_model(resolve(config, str(folder)))
+    return components.build_model(resolved(config, folder))
 
 
 def trainer_of(config: Parameters, folder: Path, model: Any = None) -> Any:
     model = loaded(config, folder) if model is None else model
-    spec = resolve(config, str(folder))
+    spec = resolved(config, folder)
     return components.build_trainer(spec, model, RewardSet({"brightness": (score, 1.0)}))
 
 

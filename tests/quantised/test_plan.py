@@ -11,7 +11,7 @@ import pytest
 from tests.operations.plan.test_against_cpu import FEW, measured, small
 from tests.pretend.trained import networks_of
 from tests.quantised.making import bytes_of
-from visual_grpo.models.run_spec import resolve
+from tests.training.few_steps import resolved
 from visual_grpo.operations.plan.dry_run import DryRunner, planned_model
 from visual_grpo.operations.plan.estimate import parameters_in
 from visual_grpo.training import components
@@ -29,7 +29,7 @@ def test_weights_are_as_large_as_those_that_are_loaded(pipeline_folder: Path, bi
         pytest.importorskip("bitsandbytes", reason="make quantised")
     config = config_of(pipeline_folder, bits)
     runner = DryRunner(planned_model(config))
-    model: Any = components.build_model(resolve(config, str(pipeline_folder)))
+    model: Any = components.build_model(resolved(config, pipeline_folder))
     model.adapters.attach({"dit": config.lora_of("dit")}, 0)
     assert runner.weights == bytes_of(networks_of(model))
 
@@ -42,7 +42,7 @@ def test_the_peak_of_a_step_is_that_of_real_tensors(pipeline_folder: Path, modul
     planned = runner.step().peak - runner.weights
     with runner.counting() as after:
         pass
-    model = components.build_model(resolve(config, str(pipeline_folder)))
+    model = components.build_model(resolved(config, pipeline_folder))
     assert planned == pytest.approx(measured(runner, model), rel=0.05)
     trained = sum(p.nbytes for own in runner.trainer.modules.values() for p in own.parameters)
     assert 0.5 * trained < after.live - runner.weights < 0.52 * trained, (

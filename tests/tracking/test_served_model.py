@@ -28,13 +28,13 @@ from tests.models.families.sd3 import tiny
 from tests.models.test_lora_files import write as write_lora
 from tests.tracking.conftest import Project, files_of
 from tests.tracking.toy_adapters import with_facts
+from tests.training.few_steps import resolved
 from visual_grpo.common.digests import file_digest
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.images import read_size
 from visual_grpo.common.types import PromptRecord, TextSample
 from visual_grpo.config import Parameters, SamplerConfig
 from visual_grpo.evaluation.samples import image_seed
-from visual_grpo.models.run_spec import resolve
 from visual_grpo.tracking.registry import Registry
 from visual_grpo.tracking.served_model import LIMITS, ServedModel, _load_pyfunc, read
 from visual_grpo.training.components import load_model
@@ -145,7 +145,7 @@ def test_answers_to_queries_about_images_are_served(
         sampling={"rollout": {**no_steps, "temperature": 1.0}, "eval": no_steps},
         evaluation={"controls": []},
     )
-    resolve(config, str(tmp_path / "qwen"))
+    resolved(config, tmp_path / "qwen")
     adapters, model = trained(tmp_path / "adapters", tmp_path / "qwen", ["vl"], config)
     promoted(adapters)
     asked = [

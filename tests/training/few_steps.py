@@ -9,6 +9,7 @@ from typing import Any
 from tests.conftest import SIZE
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import Parameters
+from visual_grpo.models.run_spec import RunSpec, resolve
 from visual_grpo.starter.world_defaults import with_world
 
 STEPS = 6
@@ -50,3 +51,8 @@ def parameters(folder: Path, **changes: Any) -> Parameters:
 def brightness(prompts: Any, images: Any) -> list[float]:
     """Draws a random number as a careless reward does: the generators must be in the checkpoint."""
     return [float(image.float().mean()) / 255 + 1e-3 * random.random() for image in images]
+
+
+def resolved(config: Parameters, model: Path | str) -> RunSpec:
+    """Resolves the parameters for the model in a folder."""
+    return resolve(config.model_copy(update={"model": config.model.model_copy(update={"path": str(model)})}))

@@ -12,7 +12,7 @@ import torch
 
 from tests.conftest import SIZE
 from tests.toys import reproducible
-from tests.training.few_steps import RECORDS, STEPS, brightness, parameters
+from tests.training.few_steps import RECORDS, STEPS, brightness, parameters, resolved
 from visual_grpo.common.errors import Remedy, UserError
 from visual_grpo.common.types import StepMetrics
 from visual_grpo.config import Parameters
@@ -34,7 +34,7 @@ def make_run(
     **judges: FunctionReward,
 ) -> TrainingRun:
     random.seed(0)
-    spec = resolve(config, str(pipeline_folder))
+    spec = resolved(config, pipeline_folder)
     model = components.build_model(spec)
     scorer = RewardSet({"brightness": (reward, 1.0), **{name: (judge, 0.0) for name, judge in judges.items()}})
     return TrainingRun(

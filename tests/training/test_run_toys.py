@@ -70,7 +70,6 @@ def token_run(
     module = replace(family.modules["vl"], advice=(advice or {}).get("vl", ""))
     spec = RunSpec(
         config=config,
-        model="toy",
         family=replace(family, modules={"vl": module}),
         modules=("vl",),
         joint=False,

@@ -30,9 +30,9 @@ def require_mergeable(spec: RunSpec, file: Path) -> None:
 
 def _transformer(spec: RunSpec) -> Any:
     """Returns the transformer of the model's pipeline without weights."""
-    revision = spec.config.model.revision
-    with loading(spec.model):
-        described = diffusers.DiffusionPipeline.load_config(spec.model, revision=revision)
+    path, revision = spec.config.model.path, spec.config.model.revision
+    with loading(path):
+        described = diffusers.DiffusionPipeline.load_config(path, revision=revision)
         kind = getattr(diffusers, described["transformer"][1])
-        sizes = kind.load_config(spec.model, subfolder="transformer", revision=revision)
+        sizes = kind.load_config(path, subfolder="transformer", revision=revision)
     return frozen(lambda: kind.from_config(sizes), torch.float32)

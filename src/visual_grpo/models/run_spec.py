@@ -24,8 +24,6 @@ class RunSpec:
     """The parameters of a command, resolved once for its model."""
 
     config: Parameters
-    model: str
-    """Folder or hub id of the base model."""
     family: Family
     modules: tuple[str, ...]
     """Trained modules, in the order in which they generate."""
@@ -93,20 +91,19 @@ class RunSpec:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A different process resolves again, since a family holds functions."""
-        return resolve, (self.config, self.model)
+        return resolve, (self.config,)
 
     def __deepcopy__(self, memo: object) -> RunSpec:
         return self
 
 
-def resolve(config: Parameters, model: str | None = None, *, family: Family | None = None) -> RunSpec:
+def resolve(config: Parameters, *, family: Family | None = None) -> RunSpec:
     """Raises UserError, with what the model's family supports, for parameters that it does not.
 
     Args:
-        model: folder or hub id; None = ``model.path``.
         family: of the model; None = the one that ``model.family`` names.
     """
-    family = family or find_family(config.model.family, model or config.model.path, config.model.revision)
+    family = family or find_family(config.model.family, config.model.path, config.model.revision)
     if config.data.task not in family.tasks:
         raise UserError(
             f"data.task is {config.data.task}, which {family.name} cannot do; it has {', '.join(family.tasks)}."
@@ -122,7 +119,6 @@ def resolve(config: Parameters, model: str | None = None, *, family: Family | No
     rollout = _rollout_sampler(family, config.sampling)
     return RunSpec(
         config=config,
-        model=model or config.model.path,
         family=family,
         modules=modules,
         joint=config.policy.stages == "joint",

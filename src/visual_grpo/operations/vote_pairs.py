@@ -68,7 +68,7 @@ def _generated_pairs(spec: RunSpec, records: RecordTable, file: Path, latest: Pa
     name = parameters.vote.sampler
     sampler, sized = spec.sampler(name), spec.settings if name == "eval" else spec.rollout_settings
     what = {
-        "model": [spec.model, content_digest(spec.model)],
+        "model": [parameters.model.path, content_digest(parameters.model.path)],
         "adapters": None if adapters is None else weights_digest(adapters),
         # Also what the parameter alone has, so that pairs of earlier versions keep their names where nothing differs.
         "sampler": {**getattr(parameters.sampling, name).model_dump(mode="json"), **sampler.model_dump(mode="json")},

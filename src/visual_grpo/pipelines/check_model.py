@@ -36,7 +36,7 @@ _GUIDANCE = 4.0
 
 def check(spec: RunSpec) -> dict[str, Any]:
     """Runs the checks at a size that is not square and prints them as a table; returns JSON."""
-    parameters, model, data = spec.config, spec.model, spec.config.data
+    parameters, model, data = spec.config, spec.config.model.path, spec.config.data
     torch.set_num_threads(parameters.model.threads)
     least = _LEAST_SOURCE if "i2i" in spec.family.tasks else _CELL
     sides = min(data.height, _LARGEST), min(data.width, _LARGEST) // 2

@@ -42,7 +42,7 @@ def check(parameters: Parameters) -> dict[str, Any]:
     card = torch.cuda.get_device_properties(device)
     versions = [f"{name} {version(name)}" for name in ("torch", "transformers", "diffusers", "peft")]
     gpu = f"{card.name}, {card.total_memory / 1e9:.1f} GB, CUDA {torch.version.cuda}, {', '.join(versions)}"
-    console.note(f"GPU check of {spec.model} on {gpu}")
+    console.note(f"GPU check of {parameters.model.path} on {gpu}")
     plan_settings = parameters.plan.model_copy(update={"gpu": known_card(device)})
     cases = []
     for module in spec.modules:
@@ -53,7 +53,7 @@ def check(parameters: Parameters) -> dict[str, Any]:
             torch.cuda.empty_cache()
             cases.append({"module": module, **measured, "plan": make_plan(config)})
         show(cases[-1])
-    return {"gpu": gpu, "model": spec.model, "cases": cases}
+    return {"gpu": gpu, "model": parameters.model.path, "cases": cases}
 
 
 def show(case: Mapping[str, Any]) -> None:

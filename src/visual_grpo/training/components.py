@@ -44,11 +44,9 @@ EVAL_SAMPLER = {"tokens": {}, "flow": {"steps": 50, "guidance_scale": 1.5}}
 def check_unchanged(base_model: Mapping[str, Any], spec: RunSpec) -> None:
     """Raises UserError if the base model is not the one of ``model.path``, or its files are not those that the starter
     pipeline recorded or made."""
-    model, before = base_model["model"], base_model["content"]
-    if spec.model != model and (before is None or content_digest(spec.model) != before):
-        raise UserError(
-            f"model.path is {spec.model}, but the starter was run with {model}. Run it again.", remedy="starter"
-        )
+    path, model, before = spec.config.model.path, base_model["model"], base_model["content"]
+    if path != model and (before is None or content_digest(path) != before):
+        raise UserError(f"model.path is {path}, but the starter was run with {model}. Run it again.", remedy="starter")
     commit, now = base_model.get("commit"), spec.config.model.revision
     if commit is not None and commit != now:
         raise UserError(
@@ -77,11 +75,11 @@ def lora_digest(model: ModelConfig) -> str | None:
     return None if model.lora is None else digest_once(merged_lora(model.lora))
 
 
-def _check_adapters(folder: Path, model: str, config: ModelConfig) -> None:
+def _check_adapters(folder: Path, model: ModelConfig) -> None:
     """Raises UserError where the adapters in ``folder`` have changed since their training, or had a different base."""
     check_weights(folder)
-    check_base(folder, model)
-    check_lora(folder, lora_digest(config))
+    check_base(folder, model.path)
+    check_lora(folder, lora_digest(model))
 
 
 def build_model(spec: RunSpec, adapters: Path | None = None, *, check_own_family: bool = False) -> Model:
@@ -90,7 +88,7 @@ def build_model(spec: RunSpec, adapters: Path | None = None, *, check_own_family
     Raises UserError where its files are not those that the adapters were trained on, or, with ``check_own_family``,
     where a family that is not built in generates different latents than its pipeline.
     """
-    config, model = spec.config, spec.model
+    config, model = spec.config, spec.config.model.path
     if config.model_is_pretrained and not settled(Path(model)).is_dir():
         raise UserError(f"The base model {model} does not exist yet.", remedy="starter")
     torch.set_num_threads(config.model.threads)
@@ -103,7 +101,7 @@ def build_model(spec: RunSpec, adapters: Path | None = None, *, check_own_family
         scale, task = spec.rollout.guidance_scale or 1, config.data.task
         check_before_training(spec.family, loaded, built, spec.settings, task, scale, config.model.dtype)
     if adapters is not None:
-        _check_adapters(adapters, model, config.model)
+        _check_adapters(adapters, config.model)
         built.adapters.load(adapters, spec.modules)
     return built
 
@@ -170,7 +168,7 @@ def check_start(spec: RunSpec, start: Path) -> None:
     if start.is_file():
         require_startable(spec, start)
         return
-    _check_adapters(start, spec.model, spec.config.model)
+    _check_adapters(start, spec.config.model)
     trained, before = modules_of(start), validate(read_facts(start)["parameters"])
     for module in spec.modules:
         if module not in trained:
@@ -243,7 +241,7 @@ def load_model(
     require_quantized(built.adapters.networks, base_weights)
     set_execution(built.adapters.networks, built.modules, model_config)
     if adapters is not None:
-        _check_adapters(Path(adapters), model_config.path, model_config)
+        _check_adapters(Path(adapters), model_config)
         built.adapters.load(Path(adapters), train)
     else:
         built.adapters.attach(dict.fromkeys(train, config.lora), seed)

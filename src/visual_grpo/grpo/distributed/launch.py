@@ -166,7 +166,7 @@ def _begin(spec: Any, arguments: Mapping[str, Any]) -> Any:
     share_cores(here, sharded=config.distributed.sharded)
     if here < ranks.count():
         folders = [arguments.get(name) for name in ("adapters", "start")]
-        _require_same_hosts([spec.model, *filter(None, folders)])
+        _require_same_hosts([spec.config.model.path, *filter(None, folders)])
     device = resolve_device(config.model.device)
     if device.type == "cuda":
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
