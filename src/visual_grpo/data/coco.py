@@ -12,6 +12,7 @@ import json
 import re
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -45,14 +46,12 @@ _RUN_BITS = 35
 _REMEDY = "Give polygons or run lengths of the image's size, as COCO does"
 
 
-def find_coco(path: Path, limits: Limits) -> Path | None:
-    """Returns a JSON file with images and annotations, or a folder that has one, also in its folder ``annotations``."""
-    return path if next(_annotation_files(path, _OBJECTS), None) else None
+def _find(kind: str, path: Path, limits: Limits) -> Path | None:
+    """Returns a JSON file of this kind with images, or a folder that has one, also in its folder ``annotations``."""
+    return path if next(_annotation_files(path, kind), None) else None
 
 
-def find_captions(path: Path, limits: Limits) -> Path | None:
-    """Returns a JSON file with images and captions, or a folder that has one, also in its folder ``annotations``."""
-    return path if next(_annotation_files(path, _CAPTIONS), None) else None
+find_coco, find_captions = partial(_find, _OBJECTS), partial(_find, _CAPTIONS)
 
 
 def _annotation_files(path: Path, kind: str) -> Iterator[Path]:

@@ -50,16 +50,14 @@ def find_prompts(path: Path, limits: Limits) -> Path | None:
         names = ("prompts.txt", *_LISTS["prompt"]) if _list_of_targets(path) else ("prompts.txt",)
         files = [path / name for name in names]
     found = next((file for file in files if file.suffix.lower() == ".txt" and file.is_file()), None)
-    return path if found is None and path.is_dir() and _is_split_lists(path, limits) else found
+    if found is None and path.is_dir() and _split_lists(path):
+        # Next to pictures, such files list them.
+        return None if any(is_image_name(name) or is_video_name(name) for name in limits.walk(path)) else path
+    return found
 
 
 def _split_lists(folder: Path) -> list[Path]:
     return [file for file in sorted(folder.glob("[!.]*.txt")) if usual_name(file.stem) and file.is_file()]
-
-
-def _is_split_lists(folder: Path, limits: Limits) -> bool:
-    """Returns whether a folder has ``train.txt`` or the like, and no pictures, which such files list elsewhere."""
-    return bool(_split_lists(folder)) and not any(is_image_name(n) or is_video_name(n) for n in limits.walk(folder))
 
 
 def read_prompts(path: Path, limits: Limits, data: DataConfig) -> Iterator[Item]:

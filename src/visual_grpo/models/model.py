@@ -13,6 +13,7 @@ from visual_grpo.common import console
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import PromptRecord, Sample, checked_record
 from visual_grpo.config import LoraParams, SamplerConfig
+from visual_grpo.grpo.checkpoint import tensors_under
 from visual_grpo.grpo.distributed import ranks
 from visual_grpo.models.flow.denoising import Denoiser
 from visual_grpo.models.flow.flow_policy import FlowPolicy
@@ -80,8 +81,7 @@ class AdapterSet:
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         for name, adapter in self._adapters.items():
-            start = f"{name}/"
-            adapter.load_state({k.removeprefix(start): v for k, v in state.items() if k.startswith(start)})
+            adapter.load_state(tensors_under(name, state))
 
     def __getitem__(self, name: str) -> Adapter:
         if name not in self._adapters:

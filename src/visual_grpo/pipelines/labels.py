@@ -115,8 +115,7 @@ def label(record: PromptRecord, segmenter: Segmenter, seed: int) -> Labelled:
 
 
 def draw(labelled: Sequence[Labelled]) -> Image.Image:
-    """Renders a row for each record: the true points and box, then the points of each kind; the true mask is"
-    " outlined."""
+    """Renders a row for each record: true points and box, then the points of each kind; the true mask is outlined."""
     pictures, captions = [], []
     for one in labelled:
         pictures.append(_picture(one, one.prompt.positives, BETTER, one.prompt.box))
