@@ -88,11 +88,6 @@ def grid(images: Sequence[Image.Image | Tensor], captions: Sequence[str], column
 
     Line breaks in captions are kept; long lines wrap to at most `MAX_LINES` lines, and the rest is cut.
     """
-    if not images or len(images) != len(captions) or columns < 1:
-        raise ValueError(
-            "a grid needs at least one image, a caption for each and at least one column,"
-            f" got {len(images)} images, {len(captions)} captions, {columns} columns"
-        )
     cells = [(scaled(image), text(caption)) for image, caption in zip(images, captions, strict=True)]
     bands = [cells[start : start + columns] for start in range(0, len(cells), columns)]
     return framed([table([[image for image, _ in band], [caption for _, caption in band]]) for band in bands])

@@ -31,8 +31,8 @@ from visual_grpo.operations.training_command import (
     show_training,
 )
 from visual_grpo.rewards.combine import RewardSet
+from visual_grpo.tracking import run_context
 from visual_grpo.tracking.adapter_lookup import start_digest, start_of_training
-from visual_grpo.tracking.run_context import RunContext
 from visual_grpo.tracking.sync import DIGEST
 from visual_grpo.tracking.tracker import open_logs
 from visual_grpo.training import components, made_with, resuming
@@ -64,7 +64,7 @@ def create_pipeline() -> Pipeline:
 
 def train(
     spec: RunSpec,
-    context: RunContext,
+    context: run_context.RunContext,
     base_model: dict[str, Any],
     records: RecordTable,
     baseline: Path,
@@ -96,7 +96,7 @@ def train(
     }
     show_replaced(latest, config.grpo.steps, tracker.run_id)
     show_mixed(facts)
-    changes = context.changes()  # Before the training, during which somebody may edit the code.
+    changes = run_context.changes(context.project)  # Before the training, during which somebody may edit the code.
     run_arguments = {
         "data": data,
         "provenance": facts,

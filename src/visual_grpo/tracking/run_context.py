@@ -45,13 +45,9 @@ class RunContext:
         provenance."""
         code = git_tags(self.project)
         if code:
-            patch = self.changes()
+            patch = changes(self.project)
             code["git.changes"] = hashlib.sha256(patch).hexdigest() if patch else "none"
         return {"command": command(), **code, **version_tags(), **dvc_tags(self.project, read)}
-
-    def changes(self) -> bytes:
-        """Returns how the code differs from its commit (`changes`)."""
-        return changes(self.project)
 
 
 def command() -> str:
