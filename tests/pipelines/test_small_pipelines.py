@@ -214,6 +214,41 @@ def test_score_needs_a_folder_with_pictures(tmp_path: Path) -> None:
         score_folder(parameters(score={"path": str(tmp_path)}, rewards=BRIGHTNESS), tmp_path)
 
 
+def test_pictures_of_one_prompt_and_source_are_compared_in_one_call(tmp_path: Path) -> None:
+    folder = Path(pictures(tmp_path / "in", {f"{n:02}": 255 * (n % 2) for n in range(41)}))
+    pictures(folder / "sources", {"x": 0, "y": 255})
+    rows = [
+        {"file_name": f"{n:02}.png", "text": "as it was", "source_images": [f"sources/{'y' if n == 7 else 'x'}.png"]}
+        for n in range(41)
+    ]
+    (folder / "metadata.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    edits = {"data": {**SIZE, "task": "i2i", "path": "mine"}, "model": {"path": "saved"}}
+    config = parameters(**edits, score={"path": str(folder)}, rewards={"group_diversity": {}})
+    table = pd.read_csv(score_folder(config, new_folder(tmp_path / "out")) / "scores.csv")
+    assert table["file"].tolist() == [row["file_name"] for row in rows]
+    assert table["id"].nunique() == 41
+    # 21 black and 19 white pictures of one source; the other source's picture is alone.
+    expected = [np.nan if n == 7 else (21 if n % 2 else 19) / 39 for n in range(41)]
+    assert table["total"].tolist() == pytest.approx(expected, nan_ok=True)
+
+
+def test_score_refuses_what_it_cannot_judge(tmp_path: Path) -> None:
+    path = {"score": {"path": pictures(tmp_path / "in", {"a": 0, "b": 255})}}
+    size = {"reward": "listed", "rewards.jpeg_size.weight": 1}
+    videos = {"data": {"frames": 5}, "rewards": {"ssim": {"frames": "all"}}}
+    for given, said, remedy in (
+        ({"rewards": {"ssim": {}}}, r"there is no target to compare them with, as ssim would\.", size),
+        (videos, "no target", {**size, "rewards.jpeg_size.frames": "all"}),
+        ({}, r"^the rewards of the world shapes judge [^\n]*\nChoose rewards", size),
+        ({"data": {"path": "mine"}}, r"reward=auto chooses one for a training", size),
+        ({"rewards": {"group_diversity": {}}}, r"no picture could be scored; .* two or more: group_diversity$", None),
+        ({"data": {"task": "segmentation", "path": "mine"}, "model": {"path": "saved"}}, "answers in text", None),
+    ):
+        with pytest.raises(UserError, match=said) as refused:
+            score_folder(parameters(**path, **given), tmp_path)
+        assert (refused.value.remedy and refused.value.remedy.parameters) == remedy
+
+
 class Trainings:
     """Prepared records, and folders of trainings whose adapters brighten a painter's pictures."""
 

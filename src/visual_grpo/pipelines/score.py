@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,16 +13,18 @@ from kedro.pipeline import Node, Pipeline
 from PIL.Image import Image
 
 from visual_grpo.common import console
-from visual_grpo.common.errors import UserError, counted
+from visual_grpo.common.errors import Remedy, UserError, counted
 from visual_grpo.common.files import write_csv
-from visual_grpo.common.types import Sample
+from visual_grpo.common.types import PromptRecord, Sample
 from visual_grpo.common.videos import read_sample
 from visual_grpo.config import Parameters
+from visual_grpo.config.presets import AUTO, LISTED
 from visual_grpo.data.manifest import RecordTable
 from visual_grpo.data.preparation import ad_hoc_records
 from visual_grpo.evaluation.pictures import caption, grid, of_sample
 from visual_grpo.models.family import find_family
 from visual_grpo.models.run_spec import trained_modules
+from visual_grpo.operations.command import Command
 from visual_grpo.rewards.build import build_reward_set
 from visual_grpo.rewards.combine import RewardSet
 
@@ -33,6 +36,7 @@ def create_pipeline() -> Pipeline:
 TABLE = "scores.csv"
 _SHEET_COLUMNS, _SHEET_MOST = 5, 100
 _BATCH = 32
+_CHOOSE = "Choose rewards that fit (rewards.NAME=null leaves one out), for example jpeg_size."
 
 
 def score_folder(parameters: Parameters, draft: Path) -> Path:
@@ -42,7 +46,24 @@ def score_folder(parameters: Parameters, draft: Path) -> Path:
             "score needs a folder of pictures with prompts (a .txt file next to each, or a metadata.jsonl with"
             " file_name and text):\n  --params=score.path=FOLDER"
         )
+    if parameters.data.task == "segmentation":
+        raise UserError(
+            "score judges pictures, and with data.task=segmentation the samples are answers in text. The pipelines"
+            " evaluate and compare score these"
+        )
+    if parameters.reward == AUTO:
+        raise UserError(
+            "score is given no reward: reward=auto chooses one for a training, by its records. Name a preset or a"
+            " reward, for example jpeg_size.",
+            _other_rewards(parameters),
+        )
     scorer = build_reward_set(parameters.rewards, _weights(parameters))
+    if comparing := [n for n, f in scorer.functions.items() if f.needs.target and f.judge_of is None]:
+        raise UserError(
+            "score judges the pictures themselves (of records, the target images), so that there is no target to"
+            f" compare them with, as {', '.join(comparing)} would. {_CHOOSE}",
+            _other_rewards(parameters),
+        )
     scorer.check_machine()
     scorer.check_samples(videos=parameters.data.frames is not None)
     with ad_hoc_records(parameters.score.path, parameters.data, "score.path") as records:
@@ -52,7 +73,13 @@ def score_folder(parameters: Parameters, draft: Path) -> Path:
                 f"score.path: {counted(len(without), 'record')} of {parameters.score.path} without a picture:"
                 f" {', '.join(without[:3])}"
             )
-        table = _score(records, scorer, parameters.data.fps)
+        # The picture is what is judged, so it cannot be what it is compared with.
+        judged = [replace(record, target_image=None) for record in records]
+        try:
+            scorer.check_records(judged)
+        except UserError as error:
+            raise UserError(f"{error}\n{_CHOOSE}", _other_rewards(parameters)) from error
+        table = _score(records, judged, scorer, parameters.data.fps)
         write_csv(draft / TABLE, table)
         _sheet(records, table, scorer).save(draft / "sheet.png")
     console.table(
@@ -91,32 +118,54 @@ def summary(table: pd.DataFrame, weights: Mapping[str, float]) -> list[list[Any]
     return rows
 
 
-def _score(records: RecordTable, scorer: RewardSet, fps: float) -> pd.DataFrame:
+def _other_rewards(parameters: Parameters) -> Remedy:
+    """The command with a reward of any picture or video, without those of the command and the preset."""
+    given = {name: None for name in Command.current().parameters if name.startswith("rewards.")}
+    frames = {} if parameters.data.frames is None else {"rewards.jpeg_size.frames": "all"}
+    return Remedy(parameters=given | {"reward": LISTED, "rewards.jpeg_size.weight": 1} | frames)
+
+
+def _score(records: RecordTable, judged: Sequence[PromptRecord], scorer: RewardSet, fps: float) -> pd.DataFrame:
     """Returns a row per picture or video: file, prompt, total, each reward and its parts."""
-    # The picture is what is judged, so it cannot be what it is compared with.
-    judged = [replace(record, target_image=None) for record in records]
-    try:
-        scorer.check_records(judged)
-    except UserError as error:
-        raise UserError(
-            f"{error}\nThe pictures are scored by the rewards of this configuration. Choose rewards that fit them, for"
-            " example: --params=score.path=FOLDER,reward=null,rewards.jpeg_size.weight=1",
-            error.remedy,
-        ) from error
     frames = []
     with console.progress("Scoring samples", len(judged)) as bar:
-        for start in range(0, len(judged), _BATCH):
-            chosen = judged[start : start + _BATCH]
-            scores = scorer(chosen, [_sample(records, start + i, fps) for i in range(len(chosen))])
+        for batch in _batches(records, judged, scorer.needs_whole_groups):
+            scores = scorer(list(batch.values()), [_sample(records, row, fps) for row in batch])
+            chosen = [judged[row] for row in batch]
             columns = {
                 "file": [record.target_file for record in chosen],
                 "id": [record.id for record in chosen],
                 "prompt": [record.prompt for record in chosen],
             }
             values = {"total": scores.total, **scores.rewards, **scores.parts}
-            frames.append(pd.DataFrame(columns | {name: tensor.tolist() for name, tensor in values.items()}))
-            bar.advance(len(chosen))
-    return pd.concat(frames, ignore_index=True)
+            columns |= {name: tensor.tolist() for name, tensor in values.items()}
+            frames.append(pd.DataFrame(columns, index=list(batch)))
+            bar.advance(len(batch))
+    table = pd.concat(frames).sort_index()
+    if table["total"].isna().all():
+        unscored = [name for name in scorer.weights if table[name].isna().all()]
+        alone = [name for name in unscored if name in scorer.comparing]
+        why = f". These compare pictures of one prompt, and need two or more: {', '.join(alone)}" if alone else ""
+        raise UserError(f"score.path: no picture could be scored; unscored were: {', '.join(unscored)}{why}")
+    return table
+
+
+def _batches(
+    records: RecordTable, judged: Sequence[PromptRecord], whole_groups: bool
+) -> Iterator[dict[int, PromptRecord]]:
+    """Yields rows with their records; ``whole_groups``: the pictures of a prompt and its sources share an id and a
+    batch."""
+    groups: dict[Any, list[int]] = defaultdict(list)
+    for row, record in enumerate(records.rows()):
+        groups[(record["prompt"], *(record["source_sha256"] or ())) if whole_groups else row].append(row)
+    batch: dict[int, PromptRecord] = {}
+    for rows in groups.values():
+        batch |= {row: replace(judged[row], id=judged[rows[0]].id) for row in rows}
+        if len(batch) >= _BATCH:
+            yield batch
+            batch = {}
+    if batch:
+        yield batch
 
 
 def _sample(records: RecordTable, row: int, fps: float = 1.0) -> Sample:

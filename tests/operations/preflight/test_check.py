@@ -323,7 +323,7 @@ def test_everything_that_is_wrong_is_in_one_message(tmp_path):
         "has no option 'lines'",
         "model.device is 'cuda:99'",
         "model.path is no/such/folder",
-        "the reward 'shapes' judges the shapes that the starter renders",
+        "the rewards of the world shapes judge what the starter renders",
         "the reward ssim compares with a target image, and 24 records have none: '0', '1', '2', '3', '4' ...",
     ):
         assert said in message
@@ -335,7 +335,9 @@ SHAPES_REWARD = SHAPES.preset.rewards["shapes"]
 @pytest.mark.parametrize("changes", [{"reward": "shapes"}, {"rewards": {"shapes": SHAPES_REWARD}}])
 def test_the_rewards_of_drawn_shapes_are_refused_for_other_data(tmp_path, changes):
     FOLDERS["captions"](tmp_path / "captions")
-    assert "Use a reward that fits your data: reward=auto chooses one" in refusal(tmp_path / "captions", **changes)
+    assert "Leave these rewards out; for a training, reward=auto chooses others by the records" in refusal(
+        tmp_path / "captions", **changes
+    )
 
 
 def test_a_copy_of_the_drawn_shapes_may_use_them(tmp_path):

@@ -32,7 +32,7 @@ class OutlineGuard(DrawnReward):
     pixels fills less of a smaller figure. Rectangles may be turned, and triangles have any angles.
     """
 
-    name, guard = "outline", "its shapes are less well formed"
+    guard = "its shapes are less well formed"
 
     def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Sample]) -> Tensor:
         return torch.tensor([_well_formed(record, sample) for record, sample in zip(prompts, samples, strict=True)])

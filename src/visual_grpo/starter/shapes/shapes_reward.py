@@ -36,16 +36,14 @@ _EDIT_PARTS = ("instructed", "kept")
 class DrawnReward:
     """A reward of shapes that the records' metadata describe."""
 
-    name: str
-
     def check_records(self, records: Sequence[PromptRecord]) -> None:
         others = [r.id for r in records if any(r.metadata.get(key) not in VOCABULARY[key] for key in ATTRIBUTES)]
         if others:
             shown = ", ".join(map(repr, others[:3])) + " ..." * (len(others) > 3)
             raise UserError(
-                f"the reward {self.name!r} judges the shapes that the starter renders, by the metadata"
+                f"the rewards of the world shapes judge what the starter renders, by the metadata"
                 f" {', '.join(ATTRIBUTES)}; {counted(len(others), 'record')} {'lacks' if len(others) == 1 else 'lack'}"
-                f" them: {shown}. Use a reward that fits your data: reward=auto chooses one"
+                f" them: {shown}. Leave these rewards out; for a training, reward=auto chooses others by the records"
             )
 
 
@@ -115,7 +113,6 @@ class ShapesReward(DrawnReward):
     applicable. ``"edit": null`` marks a text-to-image record in a dataset with edits.
     """
 
-    name = "shapes"
     measure = ("all", "all right")
 
     def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Sample]) -> RewardOutput:
@@ -172,8 +169,6 @@ class RenderingReward(DrawnReward):
     The square weighs outlines as much as colours: they have less room above the base model's. The reward differs
     between decodes of the same tokens, where ``shapes`` mostly judges what the tokens determine.
     """
-
-    name = "rendering"
 
     def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Sample]) -> RewardOutput:
         return RewardOutput(values=torch.stack(list(map(_cleanness, prompts, samples))))
