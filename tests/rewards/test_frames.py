@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -66,6 +68,32 @@ def test_numerators_and_denominators_add_up() -> None:
     above, below = scored(2).ratios["share"]
     torch.testing.assert_close(above, torch.tensor([100, 20, torch.nan]), equal_nan=True)
     torch.testing.assert_close(below[:2], torch.tensor([2.0, 2.0]))
+
+
+def by_images(prompts: Sequence[PromptRecord], images: Sequence[Tensor], scale: float = 1) -> list[float]:
+    return [scale * float(image.float().mean()) for image in images]
+
+
+@functools.wraps(by_images)
+def decorated(*arguments: Any, **options: Any) -> list[float]:
+    return by_images(*arguments, **options)
+
+
+class ByVideos:
+    def __init__(self, scale: float = 1) -> None:
+        self.scale = scale
+
+    def __call__(self, videos: Sequence[Tensor], prompts: Sequence[PromptRecord]) -> list[float]:
+        return by_images(prompts, videos, self.scale)
+
+
+@pytest.mark.parametrize(
+    ("function", "scale"), [("by_images", 1), ("by_images", 2), ("decorated", 1), ("ByVideos", 1), ("ByVideos", 2)]
+)
+def test_frames_are_passed_by_whatever_name_the_reward_has_for_samples(function: str, scale: int) -> None:
+    config = RewardConfig(function=f"{HERE}:{function}", frames="all", options={} if scale == 1 else {"scale": scale})
+    reward = copy.deepcopy(build_reward("level", config))
+    assert reward(RECORDS, VIDEOS).values.tolist() == [87.5 * scale, 10 * scale, 5 * scale]
 
 
 def test_more_frames_do_not_score_higher() -> None:

@@ -125,16 +125,15 @@ def test_the_layout_of_colours_is_neither_raised_by_grey_nor_lowered_by_contrast
     assert abs(change(TargetLayout(), contrast)) < 2
 
 
-def test_a_smaller_sample_is_compared_with_the_target_at_its_size(tmp_path: Path) -> None:
-    target = torch.cat([flat(0, 64)[..., :32], flat(200, 64)[..., :32]], -1)
-    smaller = torch.cat([flat(0, 32)[..., :16], flat(200, 32)[..., :16]], -1)
-    assert PixelReward()([record(tmp_path, "x", target)], [smaller]).tolist() == [1.0]
+@pytest.mark.parametrize("sides", [(64, 32), (32, 64)])
+def test_sample_and_target_are_compared_at_the_smaller_size(tmp_path: Path, sides: tuple[int, int]) -> None:
+    target, sample = (torch.cat([flat(0, s)[..., : s // 2], flat(200, s)[..., : s // 2]], -1) for s in sides)
+    assert PixelReward()([record(tmp_path, "x", target)], [sample]).tolist() == [1.0]
 
 
 @pytest.mark.parametrize(
     ("reward", "sides", "complaint"),
     [
-        (PixelReward(), (32, 64), r"'x'.*x-target.png is \[3, 32, 32\].*sample \[3, 64, 64\]"),
         (SsimReward(), (10, 10), r"at least 11 pixels a side, got \[10, 10\]"),
         (FineNoise(), (2, 2), r"at least 3 x 3 pixels, got \[2, 2\]"),
         (MsSsimReward(), (160, 160), r"at least 161 pixels a side, got .*\[160, 160\]"),
@@ -144,6 +143,11 @@ def test_impossible_sizes_are_told(tmp_path: Path, reward: Any, sides: tuple[int
     target, sample = (flat(0, side) for side in sides)
     with pytest.raises(UserError, match=complaint):
         reward([record(tmp_path, "x", target)], [sample])
+
+
+def test_a_sample_in_another_shape_than_its_target_is_told(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"'x'.*x-target.png is \[3, 64, 64\].*sample \[3, 64, 32\].*of the same shape"):
+        PixelReward()([record(tmp_path, "x", flat(0, 64))], [flat(0, 64)[..., :32]])
 
 
 def test_jpeg_size_is_that_of_a_jpeg_file(tmp_path: Path) -> None:

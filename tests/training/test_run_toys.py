@@ -431,7 +431,7 @@ class Cheated(CountingScorer):
 
 
 def watched_run(
-    tmp_path: Path, action: str, resume: str = "never", scorer: CountingScorer | None = None
+    tmp_path: Path, action: str, resume: str = "never", scorer: CountingScorer | None = None, every: int = 1
 ) -> TrainingRun:
     rows = [
         {"sampler": "eval", "split": "eval", "id": record.id, "index": 0, "unit": record.id, "file": ""}
@@ -442,7 +442,7 @@ def watched_run(
     table.attrs = {"weights": weights}
     (tmp_path / "baseline").mkdir(exist_ok=True)
     table.to_parquet(tmp_path / "baseline/scores.parquet")
-    evaluation = {"every": 1, "prompts": 3, "adapter": "last"}
+    evaluation = {"every": every, "prompts": 3, "adapter": "last"}
     run = token_run(
         tmp_path, TokenModel(), scorer or Cheated(), alarm={"action": action}, evaluation=evaluation, resume=resume
     )
@@ -550,9 +550,25 @@ def test_a_resumed_run_keeps_the_best_adapter_of_its_new_action_or_refuses_it(
     assert (len(run.progress.alarms), run.progress.best_step) == (1, best)
 
 
-def test_a_rollback_with_nothing_to_go_back_to_says_so(tmp_path: Path) -> None:
-    run = watched_run(tmp_path, "rollback", scorer=Cheated(FALLEN))
-    with pytest.raises(UserError, match=r"after step 1, raised the alarm: the reward rose.*Evaluate earlier"):
+@pytest.mark.parametrize(("every", "advice"), [(1, "Change the reward"), (2, "Evaluate earlier")])
+def test_a_rollback_with_nothing_to_go_back_to_says_so(tmp_path: Path, every: int, advice: str) -> None:
+    run = watched_run(tmp_path, "rollback", scorer=Cheated(FALLEN), every=every)
+    said = rf"after step {every}, raised the alarm: the reward rose.*no earlier adapter\. {advice}"
+    with pytest.raises(UserError, match=said):
+        execute(run, tmp_path / "out")
+
+
+@pytest.mark.parametrize("action", ["warn", "stop", "rollback"])
+@pytest.mark.parametrize("without", ["eval prompts", "baseline"])
+def test_an_alarm_that_has_too_little_to_compare_is_refused(tmp_path: Path, action: str, without: str) -> None:
+    run = watched_run(tmp_path, action, scorer=Cheated(SAME))
+    assert run.monitor is not None
+    if without == "baseline":
+        run.monitor.reference = run.monitor.reference[:1]
+    else:
+        run.eval_prompts = []
+    said = rf"^alarm\.action={action} needs at least 2 .* there are {int(without == 'baseline')}\."
+    with nullcontext() if action == "warn" else pytest.raises(UserError, match=said):
         execute(run, tmp_path / "out")
 
 

@@ -24,7 +24,8 @@ _COMBINED: Mapping[str, Callable[[Tensor], Tensor]] = {
 
 
 class PerFrame:
-    """``function``, a reward of images, on the chosen frames of videos; other attributes are the function's.
+    """``function``, a reward of images, on the chosen frames of videos; other attributes are the function's, but for
+    Python's own (``__code__``), by which this would be taken for the function itself.
 
     A frame's target is the frame at the same time of the target. The number of frames has no effect on a mean, so that
     longer videos do not score higher.
@@ -39,7 +40,7 @@ class PerFrame:
         self.needs = replace(own, video=True)
 
     def __getattr__(self, name: str) -> Any:
-        if name == "function":  # Of a copy that is not filled yet.
+        if name.startswith("__"):
             raise AttributeError(name)
         return getattr(self.function, name)
 

@@ -172,7 +172,8 @@ def against_targets(
 
     def compared(pair: tuple[PromptRecord, Tensor]) -> Tensor:
         record, sample = pair
-        target = _scaled(record, f"target image {record.target_image}", targets[record.id].to(sample.device), sample)
+        target = targets[record.id].to(sample.device)
+        sample, target = _at_one_size(record, f"target image {record.target_image}", sample, target)
         return measure(sample.float() / 255, target.float() / 255)
 
     if not len(samples):
@@ -186,17 +187,22 @@ def _target(record: PromptRecord) -> Tensor:
     return to_tensor(read_image(record.target_image))
 
 
-def _scaled(record: PromptRecord, what: str, reference: Tensor, sample: Tensor) -> Tensor:
-    """``reference`` at the size of ``sample``, which a training may generate smaller; both uint8 [3, height, width]."""
+def _at_one_size(record: PromptRecord, what: str, sample: Tensor, reference: Tensor) -> list[Tensor]:
+    """``sample`` and ``reference`` at the smaller of their sizes, since training samples may have a different size than
+    prepared images; both uint8 [3, height, width]."""
     (h, w), (height, width) = sample.shape[-2:], reference.shape[-2:]
-    if (h, w) == (height, width):
-        return reference
-    if h * width != w * height or h > height:
+    if h * width != w * height:
         raise UserError(
             f"record {record.id!r}: its {what} is {list(reference.shape)} and the sample {list(sample.shape)}; both"
-            " must be [3, height, width] of the same size, or the sample smaller and of the same shape"
+            " must be [3, height, width] of the same shape"
         )
-    return F.interpolate(reference[None].float(), (h, w), mode="area")[0].round().to(torch.uint8)
+    size = min((h, w), (height, width))
+    return [
+        image
+        if image.shape[-2:] == size
+        else F.interpolate(image[None].float(), size, mode="area")[0].round().to(torch.uint8)
+        for image in (sample, reference)
+    ]
 
 
 class KeptRegion:
@@ -259,7 +265,7 @@ def is_box(box: Any) -> bool:
 
 def _kept(record: PromptRecord, sample: Tensor, source: Tensor) -> Tensor:
     """Scalar; NaN where no pixel is outside."""
-    source = _scaled(record, f"source image {record.source_images[0]}", source, sample)
+    sample, source = _at_one_size(record, f"source image {record.source_images[0]}", sample, source)
     outside = _outside(region_of(record), *sample.shape[-2:])
     if not outside.any():
         return torch.tensor(torch.nan)

@@ -118,12 +118,7 @@ class TrainingRun:
         """Trains until ``grpo.steps`` or until a signal asks to stop; a checkpoint is written at the end of both."""
         if not len(self.train_prompts):
             raise UserError("The dataset has no training records. Add records, and prepare them again.")
-        if self.config.train.early_stopping_patience and len(set(self._units())) < 2:
-            raise UserError(
-                "train.early_stopping_patience compares evaluations on eval prompts, of which it needs at least 2, with"
-                f" different images; there are {len(set(self._units()))}. Raise data.eval_share or"
-                " evaluation.prompts, or leave it out."
-            )
+        self._check_units()
         self._check_groups()
         if not self.checkpoints.resume(callbacks.note):
             for warning in likely_mistakes(self.spec, self.model, self.train_prompts, self.eval_prompts):
@@ -139,6 +134,27 @@ class TrainingRun:
         self.stopped_by = stop.by
         self.checkpoints.save_if_changed()
         return self.progress
+
+    def _check_units(self) -> None:
+        """Raises UserError where what may end the training has too few eval prompts to ever do so."""
+        units, monitor, action = self._units(), self.monitor, self.config.alarm.action
+        compared = ranks.broadcast(  # Only rank 0 has a monitor.
+            lambda: (
+                [unit for unit, file in zip(units, monitor.files(self.eval_prompts), strict=True) if file]
+                if monitor
+                else units
+            )
+        )
+        for name, is_on, found, off in (
+            ("train.early_stopping_patience", self.config.train.early_stopping_patience, units, "leave it out"),
+            (f"alarm.action={action}", action != "warn", compared, "set it to warn"),
+        ):
+            if is_on and len(set(found)) < 2:
+                raise UserError(
+                    f"{name} needs at least 2 eval prompts, with different images, to compare evaluations; there"
+                    f" are {len(set(found))}. Raise data.eval_share, evaluation.prompts or"
+                    f" evaluation.max_prompts, or {off}."
+                )
 
     def _check_groups(self) -> None:
         """Raises UserError where a reward that compares samples would take several groups of one prompt for one."""
@@ -213,10 +229,10 @@ class TrainingRun:
             return self.config.evaluation.adapter
         if not self.progress.best_step:
             first = self.progress.alarms[0]
+            remedy = "Change" if first["step"] == 1 else "Evaluate earlier (a smaller evaluation.every), or change"
             raise UserError(
                 f"The first evaluation, after step {first['step']}, raised the alarm:"
-                f" {first['sentence']}. So alarm.action=rollback has no earlier adapter. Evaluate earlier (a smaller"
-                " evaluation.every), or change the reward."
+                f" {first['sentence']}. So alarm.action=rollback has no earlier adapter. {remedy} the reward."
             )
         return "best"
 

@@ -432,6 +432,66 @@ def test_modules_of_opposite_weights_leave_no_total_to_judge_by():
         check(parameters(rewards=rewards, modules=nothing, policy={"train": "all"}))
 
 
+@pytest.mark.parametrize(
+    ("changes", "refused"),
+    [
+        ({"weight": 1}, True),
+        ({"judge": True}, True),
+        ({"weight": 0}, False),
+        ({"weight": 1, "each": 2}, False),
+    ],
+)
+def test_a_reward_that_compares_samples_needs_some_of_each_prompt_in_the_evaluation(changes, refused):
+    each, reward = changes.pop("each", 1), {"group_diversity": changes}
+    said = (
+        r"group_diversity compares .* set evaluation\.images_per_prompt=2 or more, or .*rewards\.group_diversity=null"
+    )
+    with pytest.raises(UserError, match=said) if refused else nullcontext():
+        check(parameters(reward=None, rewards={**MINE, **reward}, evaluation={"images_per_prompt": each}))
+
+
+@pytest.mark.parametrize(
+    ("rollout", "reward", "refused"),
+    [
+        (9, {"frames": "all"}, True),
+        (9, {"frames": 2}, True),
+        (9, {"frames": "first"}, False),
+        (9, {"frames": "all", "judge": True}, False),  # It scores no rollout.
+        (9, {"frames": "all", "function": "tests.evaluation.painter:brightness"}, False),
+        (5, {"frames": "all"}, False),
+        (None, {"frames": "all"}, False),
+    ],
+)
+def test_training_samples_have_no_frames_that_their_targets_lack(tmp_path, rollout, reward, refused):
+    rewards = {"ssim": reward, "mine": {**MINE["mine"], "frames": "all"}}
+    changes: dict[str, Any] = {
+        "data": {"frames": 5},
+        "model": {"path": saved(tmp_path, "wan")},
+        "sampling": {"rollout": {"frames": rollout}},
+        "policy": {"train": "dit"},
+    }
+    said = r"sampling\.rollout\.frames is 9, but target videos have 5 frames .* or rewards\.ssim\.frames=first"
+    with pytest.raises(UserError, match=said) if refused else nullcontext():
+        check(parameters(reward=None, rewards=rewards, **changes, **FLOW_ONLY))
+
+
+@pytest.mark.parametrize(
+    ("action", "every", "outputs", "refused"),
+    [
+        ("rollback", 0, TRAIN, True),
+        ("stop", 5, TRAIN, True),
+        ("rollback", 4, TRAIN, False),
+        ("warn", 0, TRAIN, False),
+        ("rollback", 0, {"trained"}, False),
+    ],
+)
+def test_an_alarm_that_ends_a_training_needs_an_evaluation_before_its_end(action, every, outputs, refused):
+    said = rf"alarm\.action is {action}, .*evaluation\.every is {every}, and grpo\.steps is 5\. Set evaluation\.every"
+    changes: dict[str, Any] = {"alarm": {"action": action}, "evaluation": {"every": every}, "grpo": {"steps": 5}}
+    with pytest.raises(UserError, match=said) if refused else nullcontext():
+        settle(Path("gone"), outputs, lambda: [TARGET], rewards=MINE, **changes)
+
+
 BRIGHT, OTHER = "tests.evaluation.painter:brightness_by_words", "tests.operations.preflight.test_check:other"
 
 

@@ -146,7 +146,9 @@ def _check_rewards(rewards: Mapping[str, RewardConfig], spec: RunSpec | None, pr
         optimised = sorted(optimised_rewards(spec.config.public()))
         require_independent_judges(rewards, optimised, spec.config.output)
     with problems.collect():
-        spec.config.weights(spec.modules)
+        _check_groups(components.build_scorer(spec), spec.config.evaluation.images_per_prompt)
+    with problems.collect():
+        _check_frames(spec)
     for module in spec.modules:
         with problems.collect():
             own = spec.config.modules.get(module, ModuleConfig()).rewards
@@ -164,6 +166,38 @@ def _check_only_where(spec: RunSpec) -> None:
                 f"rewards.{name}.only_where: the reward's worst score depends on the sign of its weight, and"
                 f" the modules have both: {weights}. Expected weights of one sign; or name the function twice"
             )
+
+
+def _check_groups(scorer: RewardSet, images_per_prompt: int) -> None:
+    """Raises UserError where the evaluation has nothing that an optimised reward, or a judge, could compare."""
+    for name in scorer.comparing if images_per_prompt == 1 else ():
+        if scorer.weights[name] or name in scorer.judges:
+            raise UserError(
+                f"{name} compares the samples of a prompt with each other, and baseline and evaluations have one each:"
+                f" set evaluation.images_per_prompt=2 or more, or leave it out (rewards.{name}=null)"
+            )
+
+
+def _check_frames(spec: RunSpec) -> None:
+    """Raises UserError where training samples have frames that their targets, which are prepared, have not."""
+    trained, prepared = spec.rollout_settings.frames or 0, spec.config.data.frames or 0
+    for name, reward in spec.config.rewards.items() if trained > prepared else ():
+        if reward.frames not in (None, "first") and not reward.judge and build_reward(name, reward).needs.target:
+            raise UserError(
+                f"sampling.rollout.frames is {trained}, but target videos have {prepared} frames (data.frames), with"
+                f" which {name} compares frame by frame. Expected at most {prepared}, or rewards.{name}.frames=first"
+            )
+
+
+def _check_alarm(config: Parameters) -> None:
+    """Raises UserError where the only evaluation is the last: there is nothing left to end, and no earlier adapter."""
+    action, every, steps = config.alarm.action, config.evaluation.every, config.grpo.steps
+    if action != "warn" and not 0 < every < steps:
+        raise UserError(
+            f"alarm.action is {action}, which needs an evaluation before the last step, and there is none:"
+            f" evaluation.every is {every}, and grpo.steps is {steps}. Set evaluation.every to at least 1 and fewer"
+            " steps than that, or alarm.action=warn"
+        )
 
 
 def check_before_run(
@@ -221,6 +255,9 @@ def _resolved(config: Parameters, outputs: set[str], tags: set[str], problems: P
     if "base_model" in outputs:
         with problems.collect():
             require_functions(config)
+    if "adapters" in outputs:
+        with problems.collect():
+            _check_alarm(config)
     with problems.collect():
         if "training" in tags:
             return check(config, scores="rewards" in tags)
