@@ -1,5 +1,6 @@
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +41,16 @@ def test_grid_places_images_in_reading_order() -> None:
 def test_grid_takes_tensors_and_keeps_proportions() -> None:
     red = where(grid([to_tensor(flat("red", 64, 32))], ["wide"]), "red")
     assert (red.any(0).sum(), red.any(1).sum()) == (WIDTH, WIDTH // 2)
+
+
+def test_what_was_edited_is_once_in_each_row_before_its_edits(tmp_path: Path) -> None:
+    blue, lime = ((tmp_path / f"{colour}.png",) for colour in ("blue", "lime"))
+    for [file] in (blue, lime):
+        flat(file.stem).save(file)
+    shown = grid([flat("red")] * 7, ["a"] * 7, columns=3, sources=[blue, blue, lime, lime, lime, lime, ()])
+    cells = (np.asarray(shown)[:, GAP + WIDTH // 2 :: WIDTH + GAP] / 255).astype(int) @ [1, 2, 4]
+    seen = [row for row, _ in groupby(map(tuple, cells.tolist())) if 1 in row]  # 1 red, 2 lime, 4 blue, 7 paper
+    assert seen == [(4, 1, 1, 2, 1), (2, 1, 1, 1, 7), (1, 7, 7, 7, 7)]
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from tests.evaluation.reports import drawn, reported, written
 from tests.evaluation.test_pictures import where
 from tests.evaluation.test_verdict import entry as an_entry
 from visual_grpo.evaluation import page
-from visual_grpo.evaluation.pictures import data_uri
+from visual_grpo.evaluation.pictures import WIDTH, data_uri
 from visual_grpo.evaluation.report import _base_value, choose, film, pair_sheet
 from visual_grpo.evaluation.verdict import UNWATCHED
 from visual_grpo.rewards.catalogue import BUILT_IN
@@ -263,6 +263,8 @@ def test_an_edit_is_shown_with_its_sources_and_its_target_above(tmp_path: Path) 
     assert captions == [[], ["source"], ["source 1", "source 2", "target"]]
     uris = [data_uri(tmp_path / f"{colour}.png", page.CARD_SIDE) for colour in ("red", "lime", "blue")]
     assert [samples.count(uri) for uri in uris] == [2, 1, 1]
+    with Image.open(folder / "samples.png") as sheet:
+        assert [where(sheet, colour).sum() / WIDTH**2 for colour in ("red", "lime", "blue")] == [2, 1, 0]
 
 
 def read_uri(uri: str) -> Image.Image:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -23,7 +24,7 @@ from visual_grpo.common.types import PromptRecord, VideoSample
 from visual_grpo.common.videos import encoded_video, frame_name, read_frames
 from visual_grpo.config import AlarmConfig, EvaluationConfig, RewardConfig, SamplerConfig
 from visual_grpo.evaluation.alarm import HackingMonitor
-from visual_grpo.evaluation.pictures import STRIP, data_uri, of_file, of_sample
+from visual_grpo.evaluation.pictures import LEADING, STRIP, WIDTH, data_uri, of_file, of_sample, scaled
 from visual_grpo.evaluation.samples import Asked, generate_and_score, plan_images
 from visual_grpo.rewards.build import build_reward_set
 
@@ -72,12 +73,15 @@ def test_videos_are_kept_as_they_were_scored(tmp_path: Path) -> None:
 def test_a_picture_of_a_video_is_a_strip_and_of_a_file_the_same(tmp_path: Path) -> None:
     [video] = Filmer().generate([], [1], EVAL_SAMPLER)
     strip = of_sample(PromptRecord(id="1", prompt=""), video, SCORER)
-    assert (strip.width, strip.height // STRIP) == (SIDE, SIDE + 5)
+    assert (strip.width, strip.height) == (WIDTH, STRIP * (WIDTH + LEADING))
     (tmp_path / "a.webp").write_bytes(encoded_video(video))
     assert strip.tobytes() == of_file(tmp_path / "a.webp").tobytes()
     still = VideoSample(frames=video.frames[:1].expand(FRAMES, -1, -1, -1), fps=8.0)
     (tmp_path / "b.webp").write_bytes(encoded_video(still))
     assert of_file(tmp_path / "b.webp").size == strip.size
+    flat = VideoSample(frames=torch.full((STRIP, 3, SIDE, SIDE), 30, dtype=torch.uint8), fps=8.0)
+    shown = np.asarray(scaled(of_sample(PromptRecord(id="1", prompt=""), flat, SCORER)))
+    assert {*np.unique(shown)} == {30, 255}, "no line that is not in the frames"
 
 
 def test_the_report_plays_the_videos(tmp_path: Path) -> None:

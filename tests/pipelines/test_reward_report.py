@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -10,13 +12,16 @@ import pytest
 import torch
 from PIL import Image
 
+from tests.evaluation.test_pictures import where
 from tests.pipelines.painted import SMALL, Project
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import PromptRecord, Scores, weighted_total
 from visual_grpo.config import GRPOConfig
+from visual_grpo.evaluation.pictures import WIDTH
 from visual_grpo.pipeline_registry import register_pipelines
 from visual_grpo.pipelines.reward_report import (
     ScoredGroups,
+    _sheet,
     correlations,
     findings,
     reward_table,
@@ -62,6 +67,17 @@ def test_the_same_seed_gives_the_same_samples(painted: Project) -> None:
     ]
     assert runs[0].equals(runs[1])
     assert not runs[0]["total"].equals(runs[2]["total"])
+
+
+def test_the_sheet_shows_what_was_edited(tmp_path: Path) -> None:
+    Image.new("RGB", (32, 32), "lime").save(tmp_path / "a.png")
+    groups = scored(a=(1.0, [0.1, 0.2, 0.3] * 2), b=(1.0, [0.3, 0.2, 0.1] * 2))
+    edits = [replace(record, source_images=(tmp_path / "a.png",)) for record in RECORDS]
+    samples = [torch.zeros(3, 32, 32, dtype=torch.uint8)] * 6
+    sheet = _sheet(
+        replace(groups, records=edits, samples=samples), RewardSet({"a": (lambda prompts, samples: [], 1.0)})
+    )
+    assert where(sheet, "lime").sum() == len(within_groups(groups).columns) * WIDTH**2
 
 
 def test_one_training_prompt_is_too_few(painted: Project) -> None:

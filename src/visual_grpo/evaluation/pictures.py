@@ -7,18 +7,18 @@ import io
 import logging
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from matplotlib import font_manager, get_data_path
 from matplotlib.ft2font import FT2Font
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from visual_grpo.common.images import is_image, read_image, to_pil
-from visual_grpo.common.types import PromptRecord, Sample, VideoSample
+from visual_grpo.common.types import PromptRecord, Sample, TextSample, VideoSample
 from visual_grpo.common.videos import SUFFIX, encoded_video, read_animation, read_frames
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.rewards.reward import FunctionReward
@@ -61,6 +61,11 @@ def of_sample(record: PromptRecord, sample: Sample, painter: Painter) -> Image.I
     return table([*above, [text(sample.text, most=3 * MAX_LINES)]])
 
 
+def beside(record: PromptRecord, sample: Sample) -> tuple[Path, ...]:
+    """Returns the sources that a `grid` shows beside a sample; the picture of a text shows its own."""
+    return () if isinstance(sample, TextSample) else record.source_images
+
+
 def of_file(file: Path) -> Image.Image:
     """Returns a sample's file as a picture, a video as `of_sample` does."""
     return _strip(read_frames(file, STRIP)) if file.suffix == SUFFIX else read_image(file)
@@ -79,18 +84,36 @@ def save(record: PromptRecord, sample: Sample, painter: Painter, file: Path, com
 
 
 def _strip(frames: Tensor) -> Image.Image:
-    """``frames``: [n, 3, height, width]."""
-    return to_pil(torch.cat([*F.pad(frames, (0, 0, 0, LEADING), value=255)], 1))
+    """``frames``: [n, 3, height, width]. Each is scaled alone, so that no line between two enters a frame."""
+    return stacked([*frames])
 
 
-def grid(images: Sequence[Image.Image | Tensor], captions: Sequence[str], columns: int = 8) -> Image.Image:
+def grid(
+    images: Sequence[Image.Image | Tensor],
+    captions: Sequence[str],
+    columns: int = 8,
+    sources: Sequence[tuple[Path, ...]] = (),
+) -> Image.Image:
     """Arranges images (PIL, or uint8 [3, height, width]) in rows of ``columns``, each with its caption below.
 
-    Line breaks in captions are kept; long lines wrap to at most `MAX_LINES` lines, and the rest is cut.
+    Line breaks in captions are kept; long lines wrap to at most `MAX_LINES` lines, and the rest is cut. ``sources`` are
+    the files that each image was made from; neighbours with the same ones have them once, on their left.
     """
     cells = [(scaled(image), text(caption)) for image, caption in zip(images, captions, strict=True)]
-    bands = [cells[start : start + columns] for start in range(0, len(cells), columns)]
-    return framed([table([[image for image, _ in band], [caption for _, caption in band]]) for band in bands])
+    bands = []
+    for start in range(0, len(cells), columns):
+        band = []
+        row = range(len(cells))[start : start + columns]
+        for files, places in groupby(row, key=lambda place: sources[place] if sources else ()):
+            band += [(scaled(read_image(file)), text("source")) for file in files]
+            band += [cells[place] for place in places]
+        bands.append(table([*zip(*band, strict=True)]))
+    return framed(bands)
+
+
+def stacked(images: Sequence[Image.Image | Tensor]) -> Image.Image:
+    """Arranges images in a column."""
+    return table([[scaled(image)] for image in images])
 
 
 def caption(prompt: str, record: str, where: str = "report") -> str:

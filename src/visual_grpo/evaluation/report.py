@@ -21,7 +21,7 @@ from visual_grpo.evaluation import plots
 from visual_grpo.evaluation.alarm import shown_alarms
 from visual_grpo.evaluation.comparison import EVAL_SAMPLER, compare, compare_controls, join, retotalled
 from visual_grpo.evaluation.page import given, render
-from visual_grpo.evaluation.pictures import PAPER, caption, data_uri, encoded, grid, of_file, scaled, table
+from visual_grpo.evaluation.pictures import PAPER, caption, data_uri, encoded, grid, of_file, scaled, stacked, table
 from visual_grpo.evaluation.samples import read_scores
 from visual_grpo.evaluation.verdict import NAMES, main_view, summarise
 
@@ -156,12 +156,19 @@ def choose(rows: pd.DataFrame, split: str, sampler: str, shown: int = SHOWN) -> 
 
 
 def pair_sheet(pairs: pd.DataFrame, baseline: Path, trained: Path) -> Image.Image:
-    """Arranges each pair as a column: the base model's sample with prompt and reward, the trained model's below it."""
+    """Arranges each pair as a column: the base model's sample with prompt and reward, the trained model's below it, and
+    above both what was edited."""
     rows = pairs.to_dict("records")
     before = [f"{caption(row['prompt'], row['id'])}\nbaseline, {_worth(row['total_baseline'])}" for row in rows]
     after = [f"trained, {_worth(row['total_trained'])}" for row in rows]
     files = [*(baseline / row["file_baseline"] for row in rows), *(trained / row["file_trained"] for row in rows)]
-    return grid(list(map(of_file, files)), [*before, *after], columns=len(rows))
+    pictures, captions = list(map(of_file, files)), [*before, *after]
+    sources = [[] if row.get("source") is None else list(row["source"]) for row in rows]
+    if any(sources):
+        blank = Image.new("RGB", (1, 1), PAPER)
+        edited = [stacked([of_file(baseline / path) for path in paths]) if paths else blank for paths in sources]
+        pictures, captions = [*edited, *pictures], ["source" if paths else "" for paths in sources] + captions
+    return grid(pictures, captions, columns=len(rows))
 
 
 def _base_value(evaluation: Mapping[str, Any], baseline: Path, trained: Path) -> float | None:

@@ -22,7 +22,7 @@ from visual_grpo.config import DataConfig, Parameters
 from visual_grpo.config.pipelines import GenerateConfig
 from visual_grpo.data.preparation import ad_hoc_records
 from visual_grpo.data.tabular import LISTED
-from visual_grpo.evaluation.pictures import Painter, caption, grid, of_sample, save, suffix_of
+from visual_grpo.evaluation.pictures import Painter, beside, caption, grid, of_sample, save, suffix_of
 from visual_grpo.evaluation.samples import Request, generate_batches, requests
 from visual_grpo.models.run_spec import RunSpec
 from visual_grpo.rewards.build import negative_points
@@ -143,7 +143,9 @@ def _write(folder: Path, generated: Sequence[tuple[Request, Sample]], painter: P
     (folder / LISTED).write_text(lines, encoding="utf-8")
     captions = [caption(str(row["text"]), str(row["file_name"]), LISTED) for row in rows]
     columns = each * max(1, _SHEET_COLUMNS // each)  # The samples of a prompt are in one row.
-    sheet = grid(pictures[:_SHEET_MOST], captions[:_SHEET_MOST], columns=min(columns, len(pictures)))
+    sources = [beside(request.record, sample) for request, sample in generated]
+    most = slice(_SHEET_MOST)
+    sheet = grid(pictures[most], captions[most], min(columns, len(pictures)), sources[most])
     sheet.save(folder / "contact_sheet.png")
 
 

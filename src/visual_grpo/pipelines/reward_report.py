@@ -20,7 +20,7 @@ from visual_grpo.common.files import write_csv
 from visual_grpo.common.types import PromptRecord, Sample, Scores
 from visual_grpo.config import GRPOConfig
 from visual_grpo.data.manifest import RecordTable
-from visual_grpo.evaluation.pictures import caption, grid, of_sample
+from visual_grpo.evaluation.pictures import beside, caption, grid, of_sample
 from visual_grpo.evaluation.samples import distinct_prompts, generate_batches, requests
 from visual_grpo.grpo.advantages import zero_variance_share
 from visual_grpo.grpo.metrics import variance_shares
@@ -255,15 +255,16 @@ def _reward_findings(row: Mapping[Any, Any], combine: str) -> Iterator[str]:
 
 def _sheet(scored: ScoredGroups, scorer: RewardSet) -> Image:
     """Renders a row for each reward: the samples that are furthest above, and below, the mean of their group."""
-    pictures, captions = [], []
+    pictures, captions, sources = [], [], []
     for name, away in within_groups(scored).fillna(0.0).items():
         order = away.sort_values(ascending=False, kind="stable").index
         for row in [*order[:_BESIDE], *order[-_BESIDE:]]:
             record = scored.records[row]
             pictures.append(of_sample(record, scored.samples[row], scorer))
+            sources.append(beside(record, scored.samples[row]))
             text = caption(record.prompt, record.id)
             captions.append(f"{name} {float(scored.scores.rewards[str(name)][row]):z.3g} ({away[row]:+.2g})\n{text}")
-    return grid(pictures, captions, columns=2 * _BESIDE)
+    return grid(pictures, captions, 2 * _BESIDE, sources)
 
 
 def _cell(value: Any, form: str) -> str | None:

@@ -21,7 +21,7 @@ from visual_grpo.config import Parameters
 from visual_grpo.config.presets import AUTO, LISTED
 from visual_grpo.data.manifest import RecordTable
 from visual_grpo.data.preparation import ad_hoc_records
-from visual_grpo.evaluation.pictures import caption, grid, of_sample
+from visual_grpo.evaluation.pictures import beside, caption, grid, of_sample
 from visual_grpo.models.family import find_family
 from visual_grpo.models.run_spec import trained_modules
 from visual_grpo.operations.command import Command
@@ -174,9 +174,10 @@ def _sample(records: RecordTable, row: int, fps: float = 1.0) -> Sample:
 
 def _sheet(records: RecordTable, table: pd.DataFrame, scorer: RewardSet) -> Image:
     best = table.sort_values("total", ascending=False, na_position="last").head(_SHEET_MOST)
-    pictures = [of_sample(records[int(row)], _sample(records, int(row)), scorer) for row in best.index]
+    shown = [(records[int(row)], _sample(records, int(row))) for row in best.index]
+    pictures = [of_sample(record, sample, scorer) for record, sample in shown]
     captions = [
         f"{caption(row['prompt'], row['file'] or row['id'], TABLE)}\ntotal {row['total']:z.3f}"
         for row in best.to_dict("records")
     ]
-    return grid(pictures, captions, columns=min(_SHEET_COLUMNS, len(pictures)))
+    return grid(pictures, captions, min(_SHEET_COLUMNS, len(pictures)), [beside(*each) for each in shown])
