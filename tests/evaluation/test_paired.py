@@ -158,7 +158,7 @@ def test_what_is_undefined_or_impossible_is_said() -> None:
 
 def test_prompts_count_the_same_however_many_choices_they_have() -> None:
     found = preference([1, 1, 1, 0, 0.5, 1], ["a", "a", "a", "b", "b", "c"])
-    assert found.share == pytest.approx(0.75)
+    assert found.mean_share == pytest.approx(0.75)
     assert (found.prompts, found.choices, found.ties, found.effective) == (3, 6, 1, 3)
 
 
@@ -194,5 +194,5 @@ def test_voters_without_a_preference_are_seldom_said_to_have_one(prompts: int) -
 
 def test_of_nothing_nothing_is_said() -> None:
     found = preference([], [])
-    assert math.isnan(found.share)
+    assert math.isnan(found.mean_share)
     assert (found.ci_low, found.ci_high, found.verdict) == (0, 1, "not shown")

@@ -29,9 +29,10 @@ from tests.pipelines.painted import BRIGHTNESS, STARTER_REPORT, Project
 from tests.rewards.votes.voters import Browser, picture
 from visual_grpo.common import console
 from visual_grpo.common.digests import content_digest
-from visual_grpo.common.errors import UserError
+from visual_grpo.common.errors import Remedy, UserError
 from visual_grpo.common.images import read_image, to_pil, to_tensor
 from visual_grpo.data.manifest import RecordTable
+from visual_grpo.evaluation.pictures import GAP, WIDTH
 from visual_grpo.evaluation.samples import image_seed
 from visual_grpo.models.run_spec import resolve
 from visual_grpo.operations.vote_pairs import find_pairs
@@ -210,16 +211,18 @@ def test_a_folder_of_generate_can_be_judged(painted: Project, monkeypatch: pytes
     folder = painted.folder / "generated"
     folder.mkdir()
     rows, cat = [], "cat\u2028on a mat"  # A line of a text, and none of a file.
-    for number in range(7):
-        to_pil(picture(number)).save(folder / f"{number}.png")
-        rows.append({"file_name": f"{number}.png", "text": cat if number < 4 else "dog"})
+    for number in range(9):
+        to_pil(picture(min(number, 7))).save(folder / f"{number}.png")
+        rows.append({"file_name": f"{number}.png", "text": cat if number < 4 else "dog" if number < 7 else "twin"})
     lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     (folder / "metadata.jsonl").write_text(lines, encoding="utf-8")
-    vote(painted, monkeypatch, Voter(3), source=str(folder))
+    _, said = vote(painted, monkeypatch, Voter(3), source=str(folder))
+    assert "The two pictures are identical in 1 of 4 pairs, left out: they teach nothing." in said
     standing = read_choices(painted.folder / "raw/choices.jsonl").standing
     assert sorted(own.of.prompt for own in standing) == [cat, cat, "dog"]
-    with pytest.raises(UserError, match="must be draw, ab, or a folder that generate wrote"):
+    with pytest.raises(UserError, match=r"and .*none has no metadata\.jsonl") as missing:
         vote(painted, monkeypatch, source=str(painted.folder / "none"))
+    assert missing.value.remedy == Remedy("vote", {"vote.source": "draw"})
     with pytest.raises(UserError, match="keep choices with the data"):
         vote(painted, monkeypatch, choices=str(painted.folder / "votes/choices.jsonl"))
     shutil.copy(folder / "0.png", painted.folder / "private.png")
@@ -269,9 +272,13 @@ def test_edits_of_generate_are_paired_by_record_and_shown_with_their_sources(
         assert source == to_pil(picture(number, side=64)).tobytes()
     # score reads the folder, too: an edit without its source is rejected.
     scored = parameters(data=config.data.model_dump(), score={"path": str(folder)}, rewards=BRIGHTNESS)
-    assert len(pd.read_csv(score_folder(scored, painted.folder) / "scores.csv")) == 6
+    scores = score_folder(scored, painted.folder)
+    assert len(pd.read_csv(scores / "scores.csv")) == 6
+    contacts, best = (read_image(file).width - GAP for file in (folder / "contact_sheet.png", scores / "sheet.png"))
+    assert contacts == 4 * (WIDTH + GAP), "three edits beside their source"
+    assert best > 5 * (WIDTH + GAP), "five edits, and sources beside them"
     (folder / "metadata.jsonl").write_text('{"file_name": "1.png", "text": "make it red", "source_images": ["a.png"]}')
-    with pytest.raises(UserError, match="KeyError\\('record'\\)"):
+    with pytest.raises(UserError, match=r"metadata.jsonl as .*; line 1 cannot be read \(without record\)"):
         vote(painted, monkeypatch, source=str(folder))
 
 
@@ -284,9 +291,9 @@ def test_the_trained_model_is_judged_blind(painted: Project, monkeypatch: pytest
     folder, said = vote(painted, monkeypatch, Voter(6), source="ab")
     found = json.loads((folder / "ab.json").read_text())
     # The trained painter's pictures are the brighter ones, of three held-out prompts with two samples each.
-    assert (found["share"], found["choices"], found["prompts"], found["verdict"]) == (1.0, 6, 3, "not shown")
+    assert (found["mean_share"], found["choices"], found["prompts"], found["verdict"]) == (1.0, 6, 3, "not shown")
     assert found["ci_low"] == pytest.approx(0.025 ** (1 / 3))
-    [line] = [line for line in said if "the trained model's picture is preferred in 100% of 6 choices" in line]
+    [line] = [line for line in said if "is preferred in 100% (mean over 3 held-out prompts; 6 choices by" in line]
     assert line.endswith("not shown. Fewer than 10 independent prompts are too few to rely on the interval.")
     table = pd.read_csv(folder / "ab.csv")
     assert (table["trained"] == 1).all()
@@ -302,3 +309,18 @@ def test_the_trained_model_is_judged_blind(painted: Project, monkeypatch: pytest
     records, sides = RecordTable(painted.folder / "records.parquet"), (painted.folder / "baseline", trained)
     moved = find_pairs(spec, records, painted.folder / "raw/choices.jsonl", painted.folder, sides)
     assert {pair.pair for pair in moved} == set(table["pair"])
+
+
+def test_identical_pictures_are_ties_that_nobody_is_asked_about(
+    painted: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    painted.run(register_pipelines()["baseline"])
+    painted.train()
+    painted.run(register_pipelines()["evaluate"])
+    for file in sorted((painted.folder / "trained/eval").glob("held_out-00*.png")):
+        shutil.copy(painted.folder / "baseline/eval" / file.name, file)
+    folder, said = vote(painted, monkeypatch, Voter(4), source="ab")
+    assert "The two pictures are identical in 2 of 6 pairs, counted as ties, without asking." in said
+    found = json.loads((folder / "ab.json").read_text())
+    assert (found["choices"], found["ties"], found["mean_share"]) == (6, 2, pytest.approx(5 / 6))
+    assert len(read_choices(painted.folder / "raw/choices.jsonl").standing) == 4

@@ -7,8 +7,8 @@ nominal level in simulations where the percentile bootstrap's error was nearly t
 mean of cluster means; it has the percentile interval of whole clusters sampled with replacement (Efron & Tibshirani, An
 Introduction to the Bootstrap, 1993, chapters 8 and 13).
 
-The share of blind choices has the exact interval of a share (`preference`); Student's is too narrow where prompts have
-one choice each.
+The mean share of blind choices has the exact interval of a share (`preference`); Student's is too narrow where prompts
+have one choice each.
 The power of a t-bound follows from the noncentral t distribution (exact for normal differences): the bound of level
 alpha lies above 0 where the statistic exceeds the quantile 1 - alpha of Student's t.
 """
@@ -156,9 +156,9 @@ def paired_ratio_bootstrap(
 
 @dataclass(frozen=True, kw_only=True)
 class Preference:
-    """The share of choices for the trained model; NaN where undefined."""
+    """How often the trained model is chosen; NaN where undefined."""
 
-    share: float
+    mean_share: float
     """Mean over prompts of the mean over their choices; a tie counts one half."""
     ci_low: float
     ci_high: float
@@ -196,7 +196,7 @@ def preference(chosen: ArrayLike, units: Sequence[str]) -> Preference:
         cases = float(np.clip(effective, cases, len(choices)))
     won = share * cases
     return Preference(
-        share=share,
+        mean_share=share,
         ci_low=float(beta.ppf(tail, won, cases - won + 1)) if won > 0 else 0.0,
         ci_high=float(beta.isf(tail, won + 1, cases - won)) if won < cases else 1.0,
         effective=cases,

@@ -21,7 +21,7 @@ from visual_grpo import provenance
 from visual_grpo.adapter_folder import weights_digest
 from visual_grpo.common import console
 from visual_grpo.common.digests import content_digest
-from visual_grpo.common.errors import UserError
+from visual_grpo.common.errors import Remedy, UserError
 from visual_grpo.common.files import file_in, settled, write_atomically
 from visual_grpo.common.images import read_image, to_png
 from visual_grpo.common.types import PromptRecord
@@ -169,9 +169,16 @@ def _blind_pairs(settings: VoteConfig, folders: Sequence[Path], records: RecordT
 def _folder_pairs(settings: VoteConfig, file: Path) -> list[Pair]:
     """Pairs pictures of one prompt, or of one record if it has sources: the first and the second, and so on."""
     folder = settled(Path(settings.source))
+    if not (folder / LISTED).is_file():
+        raise UserError(
+            f"vote.source must be draw, ab, or a folder that generate wrote, and {folder} has no {LISTED}. With"
+            " generate.prompts=FILE,generate.samples=2, generate makes such a folder; draw needs none.",
+            remedy=Remedy("vote", {"vote.source": DRAW}),
+        )
     records: dict[str, list[dict[str, Any]]] = {}
-    try:
-        for text in file_in(folder, LISTED).read_bytes().splitlines():  # Of bytes: texts split at U+2028, too.
+    # Of bytes: texts split at U+2028, too.
+    for number, text in enumerate(file_in(folder, LISTED).read_bytes().splitlines(), start=1):
+        try:
             line = json.loads(text)
             prompt, sources = str(line["text"]), tuple(map(str, line.get("source_images") or ()))
             record = str(line["record"]) if sources or "answer" in line else _hash(prompt)
@@ -181,13 +188,12 @@ def _folder_pairs(settings: VoteConfig, file: Path) -> list[Pair]:
                 "sources": sources,
                 "record": record,
             }
-            records.setdefault(record, []).append(row)
-    except (UserError, OSError, ValueError, TypeError, KeyError) as error:
-        raise UserError(
-            f"vote.source must be draw, ab, or a folder that generate wrote; {folder / LISTED} cannot be read"
-            f" ({error!r}). Make one.",
-            remedy="generate",
-        ) from error
+        except (ValueError, TypeError, KeyError) as error:
+            why = f"without {error.args[0]}" if isinstance(error, KeyError) else str(error)
+            raise UserError(
+                f"vote.source: expected {folder / LISTED} as generate writes it; line {number} cannot be read ({why})"
+            ) from error
+        records.setdefault(record, []).append(row)
     couples = [list(zip(rows[::2], rows[1::2], strict=False)) for rows in records.values()]
     # The first pair of each record, then the second of each, and so on.
     couples_in_turn = [couple for turn in itertools.zip_longest(*couples) for couple in turn if couple is not None]

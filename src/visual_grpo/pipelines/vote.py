@@ -72,6 +72,10 @@ def collect_votes(
         console.note(f"{file}: a line cannot be read and is ignored: {line}")
     pairs = find_pairs(spec, records, file, latest, (baseline, trained))
     ballot = Ballot(pairs, file, parameters.vote.seed)
+    if ballot.identical:
+        where = f"{len(ballot.identical)} of {counted(len(pairs), 'pair')}"
+        become = "counted as ties, without asking" if parameters.vote.source == AB else "left out: they teach nothing"
+        console.note(f"The two pictures are identical in {where}, {become}.")
     _vote(parameters.vote, ballot, present.with_suffix(".html"))
     if parameters.vote.source == AB:
         _report_blind(ballot.standing(), draft)
@@ -90,6 +94,8 @@ def _vote(settings: VoteConfig, ballot: Ballot, door: Path) -> None:
     is secret.
     """
     left = len(ballot.pending(settings.voter))
+    if not ballot.pairs:
+        return
     if not left:
         judged = counted(len(ballot.pairs), "pair")
         console.note(
@@ -121,7 +127,7 @@ def _vote(settings: VoteConfig, ballot: Ballot, door: Path) -> None:
 
 
 def _report_blind(choices: Sequence[Choice], folder: Path) -> None:
-    """Prints and writes the share that prefers the trained model."""
+    """Prints and writes how often the trained model is preferred."""
     judged = [choice for choice in choices if choice.preference is not None]
     if not judged:
         console.note("Nothing was judged yet.")
@@ -133,10 +139,11 @@ def _report_blind(choices: Sequence[Choice], folder: Path) -> None:
     (folder / "ab.json").write_text(json.dumps(entry, indent=2), encoding="utf-8")
     write_csv(folder / "ab.csv", _table(judged).assign(trained=chosen))
     console.note(
-        f"Blind: the trained model's picture is preferred in {result.share:.0%} of {counted(result.choices, 'choice')}"
-        f" by {counted(len(voters), 'voter')} on {counted(result.prompts, 'held-out prompt')}, 95% interval"
-        f" {result.ci_low:.0%} to {result.ci_high:.0%} (as of {result.effective:.3g} independent choices; ties count"
-        f" one half): {result.verdict}.{f' {FEW_NOTE}' * (result.prompts < FEW_PROMPTS)}"
+        f"Blind: the trained model's picture is preferred in {result.mean_share:.0%} (mean over"
+        f" {counted(result.prompts, 'held-out prompt')}; {counted(result.choices, 'choice')} by"
+        f" {counted(len(voters), 'voter')}; ties, here {result.ties}, count one half), 95% interval"
+        f" {result.ci_low:.0%} to {result.ci_high:.0%} (as of {result.effective:.3g} independent choices):"
+        f" {result.verdict}.{f' {FEW_NOTE}' * (result.prompts < FEW_PROMPTS)}"
     )
 
 

@@ -9,12 +9,13 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import quote
 
 import pytest
 
-from tests.rewards.votes.voters import Browser, ballot
+from tests.rewards.votes.voters import Browser, ballot, save_pictures
 from visual_grpo.common.errors import UserError
 from visual_grpo.rewards.votes.choices import Ballot, read_choices
 from visual_grpo.rewards.votes.server import served
@@ -197,3 +198,16 @@ def test_a_port_that_is_taken_is_named(votes: Ballot, browser: Browser) -> None:
     taken = served(votes, "ann", browser.port or 0)
     with pytest.raises(UserError, match=rf"vote\.port {browser.port} cannot be used"), taken:
         pass
+
+
+def test_identical_pairs_are_ties_as_soon_as_their_turn_has_passed(tmp_path: Path) -> None:
+    pairs = [save_pictures(tmp_path, number) for number in range(40)]
+    pairs[::2] = [replace(own, second=own.first) for own in pairs[::2]]
+    votes, ties = Ballot(pairs, tmp_path / "choices.jsonl", 0), []
+    for _ in range(20):
+        ties.append(len([own for own in votes.standing() if own.of.is_identical]))
+        votes.choose("ann", votes.state("ann")["pair"], "left")
+    assert ties == sorted(ties)
+    assert ties[0] == 0
+    assert 5 < ties[10] < 15
+    assert len(votes.standing()) == 40

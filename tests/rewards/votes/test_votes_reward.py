@@ -15,7 +15,7 @@ from visual_grpo.common.images import read_image, to_tensor
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.rewards.votes.choices import FIRST, SECOND, SKIP, TIE, UNDO, append_line, read_choices
 from visual_grpo.rewards.votes.head import family_scores, load_features, pixel_features
-from visual_grpo.rewards.votes.votes_reward import VotesReward, choices_digest, fitted_head, read_head
+from visual_grpo.rewards.votes.votes_reward import VotesReward, choices_digest, decided_pairs, fitted_head, read_head
 
 PROMPTS = [PromptRecord(id=f"r{number}", prompt="x") for number in range(40)]
 NEW = [picture(10_000 + number) for number in range(40)]
@@ -186,6 +186,11 @@ def test_what_is_appended_is_read(file: Path) -> None:
     assert list(read_choices(file).standing) == said
     assert [own.preference for own in said] == [1.0, 0.5, 0.0]
     assert choice(pair(1), SKIP).preference is None
+
+
+def test_a_choice_between_identical_pictures_teaches_nothing() -> None:
+    same = replace(pair(1), second=pair(1).first)
+    assert decided_pairs([choice(pair(2), FIRST), choice(same, FIRST)]) == 1
 
 
 def test_the_last_word_of_each_voter_counts_and_can_be_taken_back(file: Path) -> None:

@@ -47,6 +47,11 @@ class Pair:
     sources: tuple[str, ...] = ()
     """Pictures to edit, as ``first``."""
 
+    @property
+    def is_identical(self) -> bool:
+        """Whether there is nothing to choose: a picture's name is of its content."""
+        return self.first == self.second
+
     @classmethod
     def of_line(cls, line: Mapping[str, Any]) -> Pair:
         """Raises KeyError for a missing value and TypeError for one that is not a text."""
@@ -155,14 +160,15 @@ class InvalidVoteError(Exception):
 
 
 class Ballot:
-    """Hands out the pairs of a vote and stores each choice as soon as it is made.
+    """Hands out the pairs of a vote whose pictures differ, and stores each choice as soon as it is made.
 
     Order and sides are derived from ``seed``, voter and pair, so that a voter who returns sees the same.
     """
 
     def __init__(self, pairs: Sequence[Pair], file: Path, seed: int) -> None:
         self.file, self.seed = file, seed
-        self.pairs = {pair.pair: pair for pair in pairs}
+        self.pairs = {pair.pair: pair for pair in pairs if not pair.is_identical}
+        self.identical = [pair for pair in pairs if pair.is_identical]
         self.finished = threading.Event()
         """Set when every voter who has chosen something has judged all pairs, or one ends the vote."""
         self._here: set[str] = set()
@@ -179,7 +185,7 @@ class Ballot:
         shown = {"voter": voter, "judged": judged, "total": len(self.pairs), "pair": None}
         if not pending:
             return shown
-        pair = self.pairs[min(pending, key=lambda name: self._hash("order", voter, name))]
+        pair = self.pairs[min(pending, key=lambda name: self._turn(voter, name))]
         sides = (pair.first, pair.second) if self._left(voter, pair.pair) == FIRST else (pair.second, pair.first)
         return shown | {
             "pair": pair.pair,
@@ -227,13 +233,25 @@ class Ballot:
         return [pair for pair in self.pairs if pair not in self._standing.get(voter, {})]
 
     def standing(self) -> list[Choice]:
-        """Returns all voters' choices on these pairs."""
-        return [choice for choices in self._standing.values() for choice in choices.values()]
+        """Returns all voters' choices on these pairs, and a tie for each identical pair whose turn has passed.
+
+        In a vote that is not finished, identical pairs are then as frequent among the choices as among the pairs.
+        """
+        standing: list[Choice] = []
+        for voter, choices in self._standing.items():
+            following = min((self._turn(voter, name) for name in self.pending(voter)), default=None)
+            passed = [own for own in self.identical if following is None or self._turn(voter, own.pair) < following]
+            standing += choices.values()
+            standing += [Choice(of=own, voter=voter, choice=TIE, shown_left=FIRST, at="") for own in passed if choices]
+        return standing
 
     def pictures(self) -> dict[str, Path]:
         """Returns name -> file of every picture that may be shown."""
         names = [name for pair in self.pairs.values() for name in (pair.first, pair.second, *pair.sources)]
         return {Path(name).name: self.file.parent / name for name in names}
+
+    def _turn(self, voter: str, pair: str) -> bytes:
+        return self._hash("order", voter, pair)
 
     def _left(self, voter: str, pair: str) -> str:
         return FIRST if self._hash("side", voter, pair)[0] % 2 else SECOND

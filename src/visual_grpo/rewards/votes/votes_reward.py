@@ -153,8 +153,10 @@ class FittedHead:
 
 
 def usable(choices: Sequence[Choice]) -> list[Choice]:
-    """Drops skipped choices and those on held-out prompts, which evaluate the training."""
-    return [choice for choice in choices if choice.preference is not None and choice.of.source != AB]
+    """Drops skipped choices, those between identical pictures, and those on held-out prompts, which evaluate the
+    training."""
+    there = (choice for choice in choices if choice.preference is not None)
+    return [choice for choice in there if choice.of.source != AB and not choice.of.is_identical]
 
 
 def decided_pairs(choices: Sequence[Choice]) -> int:
