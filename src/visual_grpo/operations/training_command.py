@@ -25,7 +25,7 @@ from visual_grpo.common.types import StepMetrics
 from visual_grpo.data.manifest import RecordTable, read_seen, write_seen
 from visual_grpo.data.splits import SEALED, SPLITS
 from visual_grpo.evaluation.alarm import picture_of
-from visual_grpo.evaluation.pictures import caption, grid, of_file, of_sample, scaled, table
+from visual_grpo.evaluation.pictures import beside, caption, grid, of_file, of_sample, scaled, table
 from visual_grpo.operations.command import APART, Command, is_stage_of_dvc
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.tracking.adapter_lookup import training_run
@@ -35,7 +35,7 @@ from visual_grpo.tracking.tracker import ExtraLog, Tracker
 from visual_grpo.training.run import SHOWN_EACH, Callbacks, Shown, TrainingRun
 from visual_grpo.training.run_checkpoints import Progress
 
-_MOST_PICTURES = 8  # Of an alarm.
+_MOST_PICTURES, _PAIRS_IN_A_ROW = 8, 4  # Of an alarm.
 _LONG_STEP = 60.0  # Seconds.
 _AFTER = {
     "warn": "Look at the pictures (MLflow: alarm). alarm.action=stop or rollback would end the training.",
@@ -128,7 +128,8 @@ class TrainingCommand:
             for record, reward in zip(records, rewards.tolist(), strict=True)
         ]
         pictures = [of_sample(record, sample, self.scorer) for record, sample in zip(records, samples, strict=True)]
-        self._show(grid(pictures, captions, columns=SHOWN_EACH), f"samples-{step:06d}.png", "samples", step)
+        sources = [beside(record, sample) for record, sample in zip(records, samples, strict=True)]
+        self._show(grid(pictures, captions, SHOWN_EACH, sources), f"samples-{step:06d}.png", "samples", step)
         drawn = zip(self.run.film_prompts, self.run.film_samples(), strict=True)
         film = [[scaled(of_sample(record, sample, self.scorer))] for record, sample in drawn]
         if film:
@@ -142,15 +143,18 @@ class TrainingCommand:
         self.bar.note(f"Alarm at step {step}: {sentence}. Is this reward hacking? {after}")
 
     def _before_and_after(self, shown: Shown) -> Image:
-        """The base model's pictures of the first eval prompts, and what they have become."""
+        """The base model's pictures of the first eval prompts, each beside what it has become."""
         assert self.run.monitor is not None
         files = self.run.monitor.files(shown.records)
         pairs = [(row, file) for row, file in enumerate(files) if file is not None][:_MOST_PICTURES]
-        before = [of_file(file) for _, file in pairs]
-        after = [of_sample(shown.records[row], shown.samples[row], self.scorer) for row, _ in pairs]
-        named = [f"{caption(shown.records[row].prompt, shown.records[row].id)}\nbase model" for row, _ in pairs]
-        now = [f"now, reward {float(shown.total[row]):z.2f}" for row, _ in pairs]
-        return grid([*before, *after], [*named, *now], columns=len(pairs))
+        pictures, captions, sources = [], [], []
+        for row, file in pairs:
+            record, sample = shown.records[row], shown.samples[row]
+            pictures += [of_file(file), of_sample(record, sample, self.scorer)]
+            now = f"now, reward {float(shown.total[row]):z.2f}"
+            captions += [f"{caption(record.prompt, record.id)}\nbase model", now]
+            sources += [beside(record, sample)] * 2
+        return grid(pictures, captions, columns=2 * min(len(pairs), _PAIRS_IN_A_ROW), sources=sources)
 
     def _show(self, picture: Image, file: str, name: str, step: int) -> None:
         """Logs a picture, and saves it next to the checkpoints, so that a resumed run has it."""
