@@ -229,6 +229,19 @@ class SamplerConfig(SamplerSettings):
             raise ValueError(f"a flow module needs steps and guidance_scale of its sampler, got {self}")
         return self.steps, self.guidance_scale
 
+    def untruncated(self) -> SamplerConfig:
+        """Returns the sampler for training samples: of all tokens, at temperature 1 if none is set.
+
+        Raises ValueError where ``top_p`` or ``top_k`` truncates it.
+        """
+        if self.top_p not in (None, 1) or self.top_k not in (None, 0):
+            raise ValueError(
+                "training samples (sampling.rollout) can have no top_p below 1 and no top_k above 0: a truncated"
+                " distribution biases the importance ratio"
+            )
+        temperature = 1.0 if self.temperature is None else self.temperature
+        return self.model_copy(update={"temperature": temperature, "top_p": 1.0, "top_k": 0})
+
 
 class RolloutConfig(SamplerConfig):
     """The sampler of the training samples, and their size where it differs from what is judged."""
@@ -254,13 +267,8 @@ class SamplingConfig(Strict):
 
     @model_validator(mode="after")
     def _rollout_is_untruncated(self) -> Self:
-        r = self.rollout
-        if r.top_p not in (None, 1) or r.top_k not in (None, 0):
-            raise ValueError(
-                "sampling.rollout can have no top_p below 1 and no top_k above 0: a truncated distribution biases the"
-                " importance ratio"
-            )
-        if r.stochastic or self.eval.stochastic:
+        self.rollout.untruncated()
+        if self.rollout.stochastic or self.eval.stochastic:
             raise ValueError("leave stochastic out: the evaluation judges with and without it")
         return self
 

@@ -339,20 +339,25 @@ class PolicyLoss:
             return total, {name: torch.where(counted, value, 0) for name, value in measured.items()}, counted
 
     def _refuse_unfit(self, decisions: Likelihoods, *, whole: bool) -> None:
-        algorithm, needs = self.algorithm, f"grpo.loss is {self.config.loss}, which needs"
-        if not isinstance(decisions, algorithm.needs):
-            made = "Make the policy with load_policy(..., forward_process=True), or use a different loss."
+        refuse_unfit(self.config.loss, decisions)
+        if self.algorithm.whole_rows and not whole:
             raise UserError(
-                f"{needs} {algorithm.needs.described}. The policy's replay gives none."
-                f" {made if algorithm.needs is Matches else 'Use a different loss.'}"
-            )
-        if algorithm.whole_rows and not whole:
-            raise UserError(
-                f"{needs} all decisions of a row at once, but the policy replays them one at a time. Use a different"
-                " loss, or train one denoising step (policy.flow.window_steps=1)."
+                f"grpo.loss is {self.config.loss}, which needs all decisions of a row at once, but the policy replays"
+                " them one at a time. Use a different loss, or train one denoising step (policy.flow.window_steps=1)."
             )
         if self.kl_weight and decisions.kl is None:
             raise UserError(
                 f"kl_weight is {self.kl_weight:g}, but the policy's replay gives no KL to its reference. Make"
                 " the policy with it, as load_policy(..., kl_reference=True) does, or set kl_weight to 0."
             )
+
+
+def refuse_unfit(loss: str, decisions: Likelihoods) -> None:
+    """Raises UserError where the policy's replay does not give what ``loss`` is computed from."""
+    needs = LOSSES[loss].needs
+    if not isinstance(decisions, needs):
+        made = "Make the policy with load_policy(..., forward_process=True), or use a different loss."
+        raise UserError(
+            f"grpo.loss is {loss}, which needs {needs.described}. The policy's replay gives none."
+            f" {made if needs is Matches else 'Use a different loss.'}"
+        )

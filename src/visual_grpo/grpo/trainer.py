@@ -24,7 +24,7 @@ from visual_grpo.config import GRPOConfig
 from visual_grpo.grpo.advantages import USUAL_CLIP, combined_rewards, group_advantages
 from visual_grpo.grpo.checkpoint import tensors_under
 from visual_grpo.grpo.distributed import ranks
-from visual_grpo.grpo.losses import LOSSES, PolicyLoss, average_decay, conflicts
+from visual_grpo.grpo.losses import LOSSES, PolicyLoss, average_decay, conflicts, refuse_unfit
 from visual_grpo.grpo.metrics import SAMPLER_GAP, Clock, UpdateMetrics, step_metrics
 from visual_grpo.grpo.optimizer import AdapterOptimizer, non_finite
 from visual_grpo.grpo.ratio_check import check_ratio
@@ -161,6 +161,7 @@ class GRPOTrainer(Generic[T]):
             for batch in batches:
                 kept: Tensor | None = None
                 for _, rows, decisions in self.replay([batch]):
+                    refuse_unfit(self.config.loss, decisions)
                     velocity = cast(Matches, decisions).velocity
                     if kept is None:
                         kept = velocity.new_empty(batch.drawn, batch.rollout.mask.shape[1], *velocity.shape[2:])

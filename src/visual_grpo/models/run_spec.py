@@ -164,12 +164,8 @@ def options_of(family: Family, options: dict[str, object]) -> Any:
 
 
 def _rollout_sampler(family: Family, sampling: SamplingConfig) -> SamplerConfig:
-    """Tokens without truncation, at temperature 1 where none is set."""
     sampler = SamplerConfig(**sampling.rollout.model_dump(include=set(SamplerConfig.model_fields)))
-    if "tokens" not in family.kinds():
-        return sampler
-    temperature = 1.0 if sampler.temperature is None else sampler.temperature
-    return sampler.model_copy(update={"temperature": temperature, "top_p": 1.0, "top_k": 0})
+    return sampler.untruncated() if "tokens" in family.kinds() else sampler
 
 
 def _judged_samplers(family: Family, rollout: SamplerConfig, config: Parameters) -> dict[str, SamplerConfig]:

@@ -127,8 +127,10 @@ def test_an_algorithm_may_know_velocities_alone_and_reports_what_it_likes(monkey
     reported = found[-1].values
     assert {"error", "update_1/error", "update_2/error", "approx_kl", "ratio/first_max_abs_log"} <= reported.keys()
     assert not {"ratio/mean", "clip_fraction"} & reported.keys()
-    with pytest.raises(UserError, match=r"needs velocities .*replay gives none\. Make .* forward_process=True"):
-        list(GRPOTrainer(steps_policy(), Contrast(), config).fit(RECORDS))
+    averaging = GRPOConfig(steps=1, loss="awm", prompts_per_step=3, group_size=4, learning_rate=0.02)
+    for unfit in (config, averaging):
+        with pytest.raises(UserError, match=r"needs velocities .*replay gives none\. Make .* forward_process=True"):
+            list(GRPOTrainer(steps_policy(), Contrast(), unfit).fit(RECORDS))
 
 
 @pytest.mark.parametrize("beta", [1.0, 0.25])

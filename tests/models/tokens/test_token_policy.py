@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -11,6 +12,7 @@ from tests.conftest import SIZE, stir
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import SamplerConfig
 from visual_grpo.models.families.glm_image.model import GlmImage
+from visual_grpo.models.tokens.probabilities import TokenSampler
 from visual_grpo.models.tokens.prompt_cache import Prompts
 from visual_grpo.models.tokens.token_policy import TokenPolicy
 from visual_grpo.training.components import load_policy
@@ -68,6 +70,18 @@ def test_a_truncated_sampler_says_whole_log_probs(glm_image: GlmImage, ar_policy
         if "top_k" in truncated:
             likeliest = want.topk(3).indices
             assert (likeliest == tokens[..., None]).any(-1).all()
+
+
+def test_training_samples_are_of_the_whole_distribution(pipeline_folder: Path) -> None:
+    def load(sampler: SamplerConfig) -> TokenPolicy[Prompts]:
+        policy = load_policy(str(pipeline_folder), size=SIZE, rollout=sampler, device="cpu")
+        assert isinstance(policy, TokenPolicy)
+        return policy
+
+    policy = load(SamplerConfig(steps=2, guidance_scale=1.0))
+    assert policy.model.sampler(policy.sampler) == TokenSampler(temperature=1.0, top_p=1.0, top_k=0)
+    with pytest.raises(ValueError, match="no top_k above 0"):
+        load(SamplerConfig(top_k=5, steps=2, guidance_scale=1.0))
 
 
 def test_a_replay_is_at_the_samplers_temperature(pipeline_folder: Path) -> None:

@@ -54,10 +54,13 @@ class TokenPolicy(AdapterPolicy[TokenTrajectory[E]]):
         *,
         kl_reference: bool = False,
     ) -> None:
-        """``sampler`` (without top-p or top-k) is for training samples; ``kl_reference`` stores log-probs for a KL."""
+        """``sampler`` is for training samples; ``kl_reference`` stores log-probs for a KL.
+
+        Raises ValueError where it truncates the distribution (`SamplerConfig.untruncated`).
+        """
         super().__init__(adapter)
-        self.model, self.sampler, self.config, self.kl_reference = model, sampler, config, kl_reference
-        self.temperature = model.sampler(sampler).temperature
+        self.model, self.sampler, self.config, self.kl_reference = model, sampler.untruncated(), config, kl_reference
+        self.temperature = model.sampler(self.sampler).temperature
 
     @phase("prompts and conditions")
     @torch.no_grad()
