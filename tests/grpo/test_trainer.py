@@ -83,12 +83,16 @@ def test_dppo_learns_from_gaussian_steps_and_refuses_tokens_as_gspo_refuses_step
         trained(ToyGaussianPolicy(), loss="gspo")
 
 
+LISTED: Any = []
+
+
 @pytest.mark.parametrize(
     ("prompts", "scorer", "complaint"),
     [
         (records(1)[0], None, "prompts must be a list of PromptRecord, got a PromptRecord"),
         (iter(records(4)), None, "prompts must be a list of PromptRecord, got a list_iterator"),
         (["a cat"], None, "each prompt must be a PromptRecord, got the str 'a cat'"),
+        ([replace(records(1)[0], source_images=LISTED)], None, r"source_images must be a tuple of paths, got \[\]"),
         ([], None, "no prompts to train on"),
         (records(4), lambda prompts, images: [1.0] * len(images), r"must return Scores, got list\. .* RewardSet\("),
     ],

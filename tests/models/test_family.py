@@ -6,6 +6,7 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -68,12 +69,14 @@ def test_a_family_of_ones_own(tmp_path: Path) -> None:
     """Found by its name, loaded, trained and sampled like a built-in one; its folder need not be recognised."""
     assert find_family(OWN) is FAMILY
     records = [PromptRecord(id=str(i), prompt="x" * (i + 1)) for i in range(3)]
-    model = load_model(str(tmp_path), family=OWN, size=SIZE, train=["net"], options={"brightness": 0.5})
+    model = load_model(tmp_path, family=OWN, size=SIZE, train="net", options={"brightness": 0.5})
     sampler = SamplerConfig(steps=4, guidance_scale=1.0)
     together = model.generate(records, [1, 2, 3], sampler)
-    assert torch.equal(together[1], model.generate(records[1:2], [2], sampler)[0])
+    assert torch.equal(together[1], model.generate(records[1:2], [*np.array([2])], sampler)[0])
     assert together[0].shape == (3, *ToyFlow.latent_shape[1:])
     assert not torch.equal(together[1], model.generate(records[1:2], [3], sampler)[0])
+    with pytest.raises(UserError, match="a seed for each record, got 2 seeds and 3 records"):
+        model.generate(records, [1, 2], sampler)
     policy = load_policy(str(tmp_path), family=OWN, rollout=sampler)
     got = policy.rollout(records, 2, torch.Generator().manual_seed(0))
     (chunk,) = policy.replay(got.trajectory, torch.arange(6))

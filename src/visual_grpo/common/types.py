@@ -69,8 +69,12 @@ class PromptRecord:
 
 
 def checked_record(record: object) -> PromptRecord:
-    """Raises UserError for what is not a `PromptRecord`, such as a plain string."""
+    """Raises UserError for what is not a `PromptRecord`, such as a plain string, and for sources that are no tuple."""
     if isinstance(record, PromptRecord):
+        if not isinstance(record.source_images, tuple):
+            raise UserError(
+                f"record {record.id!r}: source_images must be a tuple of paths, got {record.source_images!r:.80}"
+            )
         return record
     raise UserError(
         f"each prompt must be a PromptRecord, got the {type(record).__name__} {record!r:.80}; make one of a text:"

@@ -50,7 +50,7 @@ class GRPOTrainer(Generic[T]):
 
         Raises UserError for settings that exclude each other (`losses.conflicts`).
         """
-        self.policy, self.scorer, self.config, self.seed, self.module = policy, scorer, config, seed, module
+        self.policy, self.scorer, self.config, self.seed, self.module = policy, scorer, config, int(seed), module
         self.dtype: str = getattr(policy, "dtype", "float32")
         if problem := next(conflicts(config, module, self.dtype), None):
             raise UserError(problem)
@@ -61,7 +61,7 @@ class GRPOTrainer(Generic[T]):
         self.average = WeightAverage(self.parameters, decay) if decay else None
         self.average_samples = self.average is not None and LOSSES[config.loss].average_samples
         self._ratio_checked = False
-        self.generator = torch.Generator().manual_seed(seed)
+        self.generator = torch.Generator().manual_seed(self.seed)
         self.step = 0
         self.positions: dict[str, int] = {}
 

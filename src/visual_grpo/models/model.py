@@ -124,7 +124,9 @@ class Model:
         """Generates one sample per record; each depends only on its record, its seed and the weights."""
         if not records:
             return []
-        records = [checked_record(record) for record in records]
+        if len(seeds) != len(records):
+            raise UserError(f"expected a seed for each record, got {len(seeds)} seeds and {len(records)} records")
+        records, seeds = [checked_record(record) for record in records], [int(seed) for seed in seeds]
         name, module = list(self.modules.items())[-1]
         model = self.part(name, sampler)
         if module.kind == "tokens":

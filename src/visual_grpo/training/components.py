@@ -184,17 +184,17 @@ def check_start(spec: RunSpec, start: Path) -> None:
 
 
 def load_model(
-    model: str,
+    model: Path | str,
     *,
     size: tuple[int, int] = (1024, 1024),
     frames: int | None = None,
     fps: float = 16.0,
     policy: PolicyConfig | None = None,
-    train: Sequence[str] = (),
+    train: str | Sequence[str] = (),
     adapters: Path | str | None = None,
     family: str = "auto",
     revision: str | None = None,
-    lora: str | None = None,
+    lora: Path | str | None = None,
     options: dict[str, object] | None = None,
     dtype: Dtype = "float32",
     base_weights: Literal["full", "8bit", "4bit"] = "full",
@@ -211,18 +211,18 @@ def load_model(
         frames: of a video, and how many a second (``fps``, which LTX-Video reads); None = images.
         revision: branch, tag or commit of a hub id; None = main.
         lora: a LoRA that is merged into the model, as the parameter ``model.lora`` names it; None = none.
-        train: the modules that get an adapter.
+        train: the module, or modules, that get an adapter.
         adapters: folder with the saved adapters of these modules (by default of all that it has) to sample with,
             instead of fresh ones to train; also one that a policy's ``save_adapter`` wrote.
     """
-    if any(side % 32 for side in size):
+    if any(side < 32 or side % 32 for side in size):
         near = tuple(max(32, round(side / 32) * 32) for side in size)
         raise UserError(f"size is {size}; expected (height, width) in multiples of 32 pixels, such as {near}.")
     config = policy or PolicyConfig()
     model_config = ModelConfig(
-        path=model,
+        path=str(model),
         revision=revision,
-        lora=lora,
+        lora=None if lora is None else str(lora),
         dtype=dtype,
         base_weights=base_weights,
         device=device,
@@ -232,24 +232,27 @@ def load_model(
     )
     model_family = find_family(family, model_config.path, revision)
     model_family.check_frames(frames)
+    modules = (train,) if isinstance(train, str) else tuple(train)
+    if unknown := [name for name in modules if name not in model_family.modules]:
+        raise UserError(f"{model_family.name} has no module {unknown[0]!r}; it has {', '.join(model_family.modules)}")
     settings = ModelSettings(
         size=size, frames=frames, fps=fps, policy=config, options=options_of(model_family, model_config.options)
     )
     attention_of(model_config, model_family.modules)
     built = model_family.build(model_family.load(model_config.path, model_config), settings)
-    require_merged(built.adapters.networks, lora)
+    require_merged(built.adapters.networks, model_config.lora)
     require_quantized(built.adapters.networks, base_weights)
     set_execution(built.adapters.networks, built.modules, model_config)
     if adapters is not None:
         _check_adapters(Path(adapters), model_config)
-        built.adapters.load(Path(adapters), train)
+        built.adapters.load(Path(adapters), modules)
     else:
-        built.adapters.attach(dict.fromkeys(train, config.lora), seed)
+        built.adapters.attach(dict.fromkeys(modules, config.lora), seed)
     return built
 
 
 def load_policy(
-    model: str,
+    model: Path | str,
     *,
     module: str | None = None,
     size: tuple[int, int] = (1024, 1024),
@@ -261,7 +264,7 @@ def load_policy(
     forward_process: bool = False,
     family: str = "auto",
     revision: str | None = None,
-    lora: str | None = None,
+    lora: Path | str | None = None,
     options: dict[str, object] | None = None,
     dtype: Dtype = "float32",
     device: str = "auto",
@@ -279,18 +282,15 @@ def load_policy(
         kl_reference: needed where ``GRPOConfig.kl_weight`` is above 0.
         forward_process: needed where ``GRPOConfig.loss`` is nft or awm.
     """
-    model = ModelConfig(path=model).path
-    model_family = find_family(family, model, revision)
+    model_family = find_family(family, ModelConfig(path=str(model)).path, revision)
     name = module or next(iter(model_family.modules))
-    if name not in model_family.modules:
-        raise UserError(f"{model_family.name} has no module {name!r}; it has {', '.join(model_family.modules)}")
     built = load_model(
         model,
         size=size,
         frames=frames,
         fps=fps,
         policy=policy,
-        train=[name],
+        train=name,
         family=family,
         revision=revision,
         lora=lora,
