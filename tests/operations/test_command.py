@@ -6,6 +6,7 @@ import ast
 import json
 import re
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -83,6 +84,9 @@ def test_environment_pipeline_and_folder_of_the_configuration_are_the_commands_o
     assert str(command.for_pipeline("baseline")).endswith("--pipeline=baseline --params=seed=3")
     assert str(command.for_pipeline("train")).endswith("--pipeline=train --params=seed=3,resume=auto")
     assert str(command.for_pipeline("starter,train")).endswith("--pipelines=starter,train --params=seed=3")
+    moved = replace(command_of({"runtime_params": {"resume": "there/step-000004"}}), resumed_output="there")
+    assert str(moved.for_pipeline("evaluate")).endswith("--pipeline=evaluate --params=output=there")
+    assert str(moved.for_pipeline("train")).endswith("--pipeline=train --params=resume=there/step-000004")
     secret = {"retrain": {"notify": "curl https://there/secret"}, "seed": 3}
     assert str(command_of({"runtime_params": secret})).endswith("run --params=seed=3"), "no run reads it"
     monkeypatch.setattr(command_module, "_current", [Command(None, (), {}, "other/conf")])

@@ -60,6 +60,8 @@ class Command:
     """Dotted names and values."""
     source: str | None = None
     """The folder of the configuration, where it is not the project's."""
+    resumed_output: str | None = None
+    """``output`` of the run in the folder that ``resume`` names, where the command gives none."""
 
     @classmethod
     def current(cls) -> Command:
@@ -87,8 +89,13 @@ class Command:
         return replace(self, parameters={key: value for key, value in self.parameters.items() if key != name})
 
     def for_pipeline(self, name: str) -> Command:
-        """Returns the command for a pipeline, or several with commas; ``resume`` is kept for train only."""
+        """Returns the command for a pipeline, or several with commas; ``resume`` is kept for train only.
+
+        The others find the results of a resumed run by its ``output``.
+        """
         command = self if name == "train" else self.without("resume")
+        if name != "train" and self.resumed_output is not None:
+            command = command.with_parameters({"output": self.resumed_output})
         return replace(command, options=(f"--pipeline{'s' * (',' in name)}={name}",))
 
     def applying(self, remedy: Remedy) -> Command:

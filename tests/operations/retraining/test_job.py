@@ -204,8 +204,9 @@ def test_what_cannot_end_well_is_refused_before_anything_runs(project: Trained) 
     (project.folder / "raw.txt").write_text("b")
     with pytest.raises(OutOfTimeError):
         project.retrain(retrain={"hours": 1e-9})
-    with pytest.raises(UserError, match=r"more than retrain\.max_steps = 1 allows"):
-        project.retrain(retrain={"max_steps": 1}, grpo={"steps": 2})
+    for call in (project.retrain, lambda **changes: project.retraining(**changes).foreseen()):
+        with pytest.raises(UserError, match=r"more than retrain\.max_steps = 1 allows"):
+            call(retrain={"max_steps": 1}, grpo={"steps": 2})
     Path("params.yaml").write_text("train_params: grpo.steps=3")
     with pytest.raises(UserError, match=r"grpo\.steps is 3, more than retrain\.max_steps = 2 allows"):
         project.retrain(retrain={"max_steps": 2}, grpo={"steps": 2})

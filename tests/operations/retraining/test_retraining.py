@@ -75,10 +75,10 @@ def call(project: Path, line: str) -> str:
     return done.stdout
 
 
-def retrain(project: Path, kill_at: str | None = None) -> tuple[int, str]:
+def retrain(project: Path, kill_at: str | None = None, option: str = "") -> tuple[int, str]:
     """Exit code and output; killed at ``module:function:seconds``."""
     killed = "" if kill_at is None else f"KILL_AT={kill_at} PYTHONPATH={KILLER}:$PYTHONPATH "
-    done = paste(f"{killed}exec .venv/bin/python -m visual_grpo.operations.retraining 2>&1", project)
+    done = paste(f"{killed}exec .venv/bin/python -m visual_grpo.operations.retraining {option} 2>&1", project)
     return done.returncode, done.stdout
 
 
@@ -201,10 +201,11 @@ def test_a_second_call_at_the_same_time_ends_at_once(project: Path) -> None:
     try:
         while not is_locked(project / "data/.retraining.lock"):
             assert running.poll() is None
-        code, printed = retrain(project)
+        second = [retrain(project, option=option) for option in ("", "--dry-run")]
     finally:
         running.send_signal(signal.SIGTERM)
         ended = running.wait()
-    assert code == Code.BUSY
-    assert f"A retraining is already running: data is in use by another command, process {running.pid} on" in printed
+    for code, printed in second:
+        assert code == Code.BUSY
+        assert f"already running: data is in use by another command, process {running.pid} on" in printed
     assert ended == 128 + signal.SIGTERM

@@ -18,7 +18,7 @@ from typing import Any
 
 from visual_grpo.common import console, quiet_libraries
 from visual_grpo.common.errors import UserError
-from visual_grpo.common.files import InUseError, hold, write_atomically
+from visual_grpo.common.files import InUseError, hold, release, write_atomically
 from visual_grpo.common.processes import OutOfTimeError, ProgramError, signal_of, terminate_as_interrupt
 from visual_grpo.operations.command import render
 from visual_grpo.operations.retraining.job import Code, DataRefusedError, Retraining, notify, summary
@@ -36,12 +36,18 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         with terminate_as_interrupt():
             project = read_project(Path.cwd(), environment)
-            return _foresee(project) if options.dry_run else _retrain(project)
+            try:
+                lock = hold(Path(project.config.output) / LOCK)
+            except InUseError as error:
+                console.note(f"A retraining is already running: {error}.")
+                return Code.BUSY
+            return _foresee(project) if options.dry_run else _retrain(project, lock)
     except (UserError, OSError) as error:  # Of the system: a checkout that cannot be written.
         ended = summary(Code.FAILED, render(error), reason=None)
         console.note(f"Error: {render(error)}\nRetraining: {ended['sentence']} (exit code {Code.FAILED})")
         with suppress(Exception):  # Somebody is told, unless what cannot be read says how.
-            notify(read_settings(Path.cwd(), environment), ended)
+            if not options.dry_run:
+                notify(read_settings(Path.cwd(), environment), ended)
         return Code.FAILED
     except KeyboardInterrupt as stop:
         console.note("Stopped.")
@@ -53,16 +59,12 @@ def _foresee(project: Project) -> int:
         console.note(f"Dry run: {Retraining(project).foreseen()}")
     except ProgramError as error:
         raise UserError(render(error)) from error
+    finally:
+        release()
     return Code.DONE
 
 
-def _retrain(project: Project) -> int:
-    output = Path(project.config.output)
-    try:
-        lock = hold(output / LOCK)
-    except InUseError as error:
-        console.note(f"A retraining is already running: {error}.")
-        return Code.BUSY
+def _retrain(project: Project, lock: int) -> int:
     ended = _run(Retraining(project, lock))
     file = project.place("promotion_result").with_name(SUMMARY)
     write_atomically(file, json.dumps(ended, indent=2, ensure_ascii=False))

@@ -100,9 +100,7 @@ class Retraining:
 
         Raises UserError, ProgramError, OutOfTimeError or DataRefusedError; the champion then stays what it is.
         """
-        settings, steps = self.config.retrain, self._trained_with("grpo.steps")
-        if settings.max_steps is not None and isinstance(steps, int) and steps > settings.max_steps:
-            raise UserError(f"grpo.steps is {steps}, more than retrain.max_steps = {settings.max_steps} allows.")
+        self._steps()
         self._registry.champion()  # MLflow must answer.
         self.project.write()
         self.update_imports()
@@ -133,7 +131,7 @@ class Retraining:
         self.project.write()
         said = [f"{counted(len(files), 'import')} of DVC would be updated first"] if (files := self._imports()) else []
         before, asked = self._changed(_TRAIN, with_earlier=True), self._asked_for()
-        training = f"train {counted(self._trained_with('grpo.steps'), 'step')} and judge the adapter"
+        training = f"train {counted(self._steps(), 'step')} and judge the adapter"
         if asked or any(change.startswith(f"{_TRAIN}:") for change in before):
             said.append(f"would {training}:{_listed(before + asked)}")
         elif before:
@@ -218,6 +216,13 @@ class Retraining:
         """Returns a parameter of the stage that trains, which ``train_params`` of params.yaml may replace."""
         given = self.project.training_params()
         return value_of(given[name]) if name in given else attrgetter(name)(self.config)
+
+    def _steps(self) -> Any:
+        """Returns ``grpo.steps`` of a training; raises UserError if it is more than ``retrain.max_steps``."""
+        most, steps = self.config.retrain.max_steps, self._trained_with("grpo.steps")
+        if most is not None and isinstance(steps, int) and steps > most:
+            raise UserError(f"grpo.steps is {steps}, more than retrain.max_steps = {most} allows.")
+        return steps
 
     def _start(self, champion: Registered | None) -> str | None:
         """Returns the adapters that a training starts from; None = the base model."""
