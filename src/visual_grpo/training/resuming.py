@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from visual_grpo import provenance
+from visual_grpo.adapter_folder import START_RUN
 from visual_grpo.common.errors import UserError, nearest_hint
 from visual_grpo.common.files import require_no_links, settled, write_atomically
 from visual_grpo.config import Parameters, flatten, merged, presets
@@ -145,6 +146,8 @@ def _refuse_changes(run: ResumedRun, config: Parameters, now: provenance.Provena
             )
     about = DEPENDS_ON["train"] & ~Decides.STOPPING
     if different := provenance.differences(run.provenance, now, about, rounding=False, but=may_differ):
+        if "start" in different and (started := run.provenance.get(START_RUN)):
+            why += f" It started from the adapters of the run {started}: train.start={started}."
         raise UserError(
             f"The checkpoint {path} was made with different {', '.join(provenance.described(different))}: resuming"
             f" would mix two runs.{why} Restore what differs, or start at step 1 without resume."
