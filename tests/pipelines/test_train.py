@@ -339,9 +339,10 @@ def test_a_training_starts_from_other_adapters_and_their_reference_stays_the_bas
 
 
 def test_other_adapters_to_start_from_are_another_training(project: Project, earlier: Path) -> None:
-    adapters = shutil.copytree(earlier, project.folder / "before")
+    adapters, made_by = shutil.copytree(earlier, project.folder / "before"), "4f1c"
+    facts = json.loads((adapters / "training.json").read_text()) | {"mlflow_run_id": made_by}
+    (adapters / "training.json").write_text(json.dumps(facts))
     project.run(grpo=FEW, train={"start": str(adapters)})
-    made_by = json.loads((adapters / "training.json").read_text())["mlflow_run_id"]
     assert json.loads((project.folder / "adapters/training.json").read_text()).get("start.run") == made_by
     again = shutil.copytree(project.folder / "adapters", project.folder / "after")
     facts = json.loads((adapters / "training.json").read_text()) | {"model_content": "another"}
