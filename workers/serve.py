@@ -110,11 +110,13 @@ class Worker:
         request = body.decoded()
         with self.one_at_a_time:
             _reasons.clear()
-            returned = self.score(request)
+            returned: Any = self.score(request)
             reason = _reasons[0] if _reasons else None
         if isinstance(returned, Texts):
             return {"model": self.name, "texts": list(returned.texts)}
-        scores, parts = returned if isinstance(returned, tuple) else (returned, {})
+        # Scores themselves may be a tuple.
+        has_parts = isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], Mapping)
+        scores, parts = returned if has_parts else (returned, {})
         plain_parts = {name: plain(own) for name, own in parts.items()}
         return {"model": self.name, "scores": plain(scores), "parts": plain_parts, "unscored": reason}
 

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,15 @@ def test_the_total_is_the_weighted_sum() -> None:
     assert scores.rewards["z"].tolist() == [1, 1, 1]
     assert list(scores.parts) == ["z/half"]
     assert scores.weights == {"x": 2.0, "y": -0.5, "z": 0.0, "guard": 0.0}
+
+
+def test_two_records_with_one_id_are_refused(tmp_path: Path) -> None:
+    """A reward would compare both with the target of the last."""
+    black, white = (PromptRecord(id="a", prompt="", target_image=tmp_path / name) for name in ("black", "white"))
+    rewards = RewardSet({"x": (constant(1, 2, 3), 1.0)})
+    assert rewards([black, replace(black), PROMPTS[1]], SAMPLES).total.tolist() == [1, 2, 3]
+    with pytest.raises(UserError, match=r"two records have the id 'a' and a different target_image"):
+        rewards([black, PROMPTS[1], white], SAMPLES)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import torch
 
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import Needs, PromptRecord, RewardOutput
+from visual_grpo.config import RewardConfig
 from visual_grpo.rewards.reward import FunctionReward, load_function, make_reward
 
 HERE = "tests.rewards.test_reward"
@@ -301,6 +302,18 @@ def test_samples_that_a_reward_gives_up_count_as_failed_and_are_not_asked_again(
     # 2 of 6 > 0.2.
     with pytest.raises(UserError, match=r"failed on 2 of 6 samples, more than the share 0.2 .*no answer for a"):
         reward(PROMPTS, SAMPLES)
+
+
+@pytest.mark.parametrize(("reason", "said"), [(ConnectionError("gone"), "gone"), ("\n", "no reason given")])
+def test_any_reason_will_do(reason: Any, said: str, caplog) -> None:
+    outputs = iter([{}, {1: reason}])
+    values = torch.tensor([1.0, torch.nan, 1.0])
+    # As a plain function has it in a script.
+    reward = FunctionReward("mine", lambda prompts, images: RewardOutput(values=values, failed=next(outputs)))
+    assert reward.budget.share == RewardConfig().max_failed_share
+    for _ in range(2):
+        reward(PROMPTS, SAMPLES)
+    assert f"'mine' failed on 'b', left unscored: {said}" in caplog.text
 
 
 def test_failing_in_the_first_call_or_without_a_share_stops_at_once() -> None:

@@ -153,14 +153,15 @@ def _score(records: RecordTable, judged: Sequence[PromptRecord], scorer: RewardS
 def _batches(
     records: RecordTable, judged: Sequence[PromptRecord], whole_groups: bool
 ) -> Iterator[dict[int, PromptRecord]]:
-    """Yields rows with their records; ``whole_groups``: the pictures of a prompt and its sources share an id and a
-    batch."""
+    """Yields rows with their records; ``whole_groups``: the pictures of a prompt and its sources share an id, the
+    files of the sources and a batch."""
     groups: dict[Any, list[int]] = defaultdict(list)
     for row, record in enumerate(records.rows()):
         groups[(record["prompt"], *(record["source_sha256"] or ())) if whole_groups else row].append(row)
     batch: dict[int, PromptRecord] = {}
     for rows in groups.values():
-        batch |= {row: replace(judged[row], id=judged[rows[0]].id) for row in rows}
+        first = judged[rows[0]]
+        batch |= {row: replace(judged[row], id=first.id, source_images=first.source_images) for row in rows}
         if len(batch) >= _BATCH:
             yield batch
             batch = {}

@@ -116,6 +116,7 @@ class RewardSet:
         """Starts the rewards that wait for other processes; returns a function that computes the rest and all scores,
         to be called before the next ``begin``."""
         prompts = [checked_record(record) for record in prompts]
+        _check_ids(prompts)
         begun = {
             name: in_thread(partial(function, prompts, samples), f"reward-{name}")
             for name, function in self.functions.items()
@@ -218,6 +219,18 @@ class RewardSet:
             with problems.collect():
                 _check_images(comparing, kind, [record.id for record in records if need.missing(record)])
         problems.raise_if_any()
+
+
+def _check_ids(prompts: Sequence[PromptRecord]) -> None:
+    """Raises UserError where records of one id differ: rewards read targets, and find groups, by id."""
+    first: dict[str, PromptRecord] = {}
+    for record in prompts:
+        known = first.setdefault(record.id, record)
+        for what in ("prompt", "source_images", "target_image"):
+            if getattr(known, what) != getattr(record, what):
+                raise UserError(
+                    f"two records have the id {record.id!r} and a different {what}. Give each record its own id"
+                )
 
 
 def _check_images(rewards: Sequence[str], kind: str, missing: Sequence[str]) -> None:

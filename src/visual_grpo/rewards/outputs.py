@@ -25,7 +25,8 @@ def checked_output(name: str, returned: Any, prompts: Sequence[PromptRecord]) ->
             raise UserError(
                 f"reward {name!r} says that it failed on row {scored[0]}, which has a score or does not exist"
             )
-        return RewardOutput(values=values, parts=parts, ratios=ratios, failed=dict(returned.failed))
+        failed = {row: str(reason).strip() or "no reason given" for row, reason in returned.failed.items()}
+        return RewardOutput(values=values, parts=parts, ratios=ratios, failed=failed)
     return RewardOutput(values=_scores(name, returned, prompts))
 
 
@@ -167,7 +168,7 @@ class FailureBudget:
                 f" rewards.{name}.max_failed_share allows. The last error: {reason}"
             )
         ids = some_ids([prompts[row] for row in output.failed], 5)
-        log.warning("reward %r failed on %s, left unscored: %s", name, ids, reason.strip().splitlines()[-1])
+        log.warning("reward %r failed on %s, left unscored: %s", name, ids, reason.splitlines()[-1])
 
 
 def spread(output: RewardOutput, rows: Sequence[int], count: int) -> RewardOutput:

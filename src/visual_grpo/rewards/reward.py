@@ -23,6 +23,7 @@ from visual_grpo.common.images import require_image
 from visual_grpo.common.importing import load_attribute
 from visual_grpo.common.types import Needs, PromptRecord, RewardOutput, Sample, VideoSample
 from visual_grpo.config.credentials import with_variables
+from visual_grpo.config.rewards import MAX_FAILED_SHARE
 from visual_grpo.rewards.outputs import FailureBudget, RewardCodeError, checked_output, some_ids, spread
 
 log = logging.getLogger(__name__)
@@ -60,7 +61,7 @@ class FunctionReward:
     but one finite or unscored number per sample. ``max_failed_share``: see `FailureBudget`.
     """
 
-    def __init__(self, name: str, function: PlainReward, *, max_failed_share: float = 0.0) -> None:
+    def __init__(self, name: str, function: PlainReward, *, max_failed_share: float = MAX_FAILED_SHARE) -> None:
         self._call = CalledByName(f"reward {name!r}", function, PROMPTS, SAMPLES)
         self.name = name
         self.function = function

@@ -63,7 +63,7 @@ class Handler(BaseHTTPRequestHandler):
         if self.path.endswith("/chat/completions"):
             content = asked["messages"][-1]["content"]
             urls = [part["image_url"]["url"] for part in content if part["type"] == "image_url"]
-            asked = {"images": [url.partition(",")[2] for url in urls], "prompts": [content[-1]["text"]], "chat": True}
+            asked = {"images": [url.partition(",")[2] for url in urls], "prompts": [content[-1]["text"]], "chat": sent}
         with LOCK:
             todo = PLAN[min(len(LOG), len(PLAN) - 1)]
             LOG.append({"at": time.monotonic(), "auth": self.headers.get("Authorization"), "sent": sent})
@@ -111,28 +111,29 @@ class Handler(BaseHTTPRequestHandler):
 def answer(todo: str, asked: dict[str, Any]) -> str:
     """JSON, or what is nearly so."""
     if "chat" in asked:
-        return completion(todo, mean(asked["images"][-1]))
+        return completion(todo, mean(asked["images"][-1]), "length" if asked["chat"]["max_tokens"] == 1 else "stop")
     scores = [str(mean(image)) for image in asked["images"]]
     for row, prompt in enumerate(asked["prompts"]):
         if todo in NOT_NUMBERS and (todo in PLAN or prompt.startswith("!")):
             scores[row] = NOT_NUMBERS[todo]
     rest: dict[str, Any] = {"model": "another"} if todo == "another" else {}
     if todo in ("parts", "parts99"):
-        rest["parts"] = {"double": [0.0] * (99 if todo == "parts99" else len(scores))}
+        rest |= {"parts": {"double": [0.0] * (99 if todo == "parts99" else len(scores))}, "texts": None}
     if todo == "short":
         del scores[-1]
     return f'{{"scores": [{", ".join(scores)}], {json.dumps({"parts": None, **rest})[1:]}'
 
 
-def completion(todo: str, score: float) -> str:
+def completion(todo: str, score: float, finish: str) -> str:
     """Half of the probability is on other words."""
     top = [(" Yes", score / 4), ("yes", score / 4), ("No", (1 - score) / 2), ("Perhaps", 0.5)]
     entries = [{"token": token, "logprob": math.log(p) if p > 0 else -9999.0} for token, p in top]
-    texts = {"prose": "It depends.", "two_scores": "3 or 4"}
+    texts = {"prose": "It depends.", "two_scores": "3 or 4", "unfinished": "It asks for 3 cubes. Looking at the"}
     if todo == "prose":
         entries = [{"token": "It", "logprob": -0.1}, {"token": "Yes", "logprob": -5.0}]
     text = texts.get(todo, f"Fine.\nScore: {10 * score:.4f}")
-    choice: dict[str, Any] = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": text}}
+    finish = "length" if todo == "unfinished" else finish
+    choice: dict[str, Any] = {"index": 0, "finish_reason": finish, "message": {"role": "assistant", "content": text}}
     if todo != "bare":
         choice["logprobs"] = {"content": [{**entries[0], "top_logprobs": entries}]}
     choices = [] if todo == "nochoice" else [choice]

@@ -116,12 +116,15 @@ def test_what_is_no_chat_completion_is_refused(completion: Any) -> None:
         ("Score: 1 - 10 fingers are missing", 1.0),
         ("Score: 6 - 100% red", 6.0),
         ("Score: 8 and 2 dogs", 8.0),
+        ("I give it 4 stars", 4.0),
         ("Score: 6\nTo reach a score of 10 the hands would have to be right.", 6.0),
         ("Score: 6\nRating scale: 1 = bad, 10 = perfect", 6.0),
         ("2 heads and 5 legs: I give a score of 3.", 3.0),
         ("Score: 1,5", 1.5),
         ("A score of 6. To reach a score of 10, the hands would have to be right.", math.nan),
-        *((f"Score: {scores}", math.nan) for scores in ("1 to 10: 6", "7-8", "**7 - 8**", "7 or 8")),
+        *((f"Score: {scores}", math.nan) for scores in ("1 to 10: 6", "7-8", "7 -8", "**7 - 8**", "7 or 8")),
+        ("Score: 4 or 5 stars", math.nan),
+        ("Score: between 4 and 5 points", math.nan),
         ("The score is between 3 and 5.", math.nan),
         *(
             (text, math.nan)
@@ -146,7 +149,8 @@ def test_every_image_is_judged_by_itself(endpoint: Running, options: dict) -> No
 
 
 @pytest.mark.parametrize(
-    ("fault", "mode"), [("prose", "yes_probability"), ("bare", "yes_probability"), ("two_scores", "score")]
+    ("fault", "mode"),
+    [("prose", "yes_probability"), ("bare", "yes_probability"), ("two_scores", "score"), ("unfinished", "score")],
 )
 def test_an_answer_that_cannot_be_parsed_is_unscored_never_0(endpoint: Running, fault: str, mode: str, caplog) -> None:
     reward = judge(endpoint, score_range=[0, 10], mode=mode)
@@ -155,6 +159,7 @@ def test_an_answer_that_cannot_be_parsed_is_unscored_never_0(endpoint: Running, 
     assert (reward.budget.failed, output.failed) == (0, {})
     assert "1 of 8 answers could not be parsed" in caplog.text
     assert ("must support top_logprobs" in caplog.text) == (fault == "bare")
+    assert ("1 of them ended at max_tokens" in caplog.text) == (fault == "unfinished")
 
 
 def test_what_was_not_asked_is_no_answer(endpoint: Running, caplog: pytest.LogCaptureFixture) -> None:

@@ -42,7 +42,7 @@ def load():
         if "none" in request.prompts:
             unscored("the prompt is 'none'")
         said = {"nan": float("nan"), "none": None, "text": "0.5"}
-        return [said.get(prompt, 0.5) for prompt in request.prompts]
+        return tuple(said.get(prompt, 0.5) for prompt in request.prompts)
     return score
 
 serve("failing-1", load, "They are on the hub; WEIGHTS names a local folder.")

@@ -107,7 +107,7 @@ PROTOCOLS = {
         body=_body,
         answers=lambda answer, batch: (
             _read_texts(answer["texts"], batch.records)
-            if "texts" in answer
+            if answer.get("texts") is not None
             else _scored(answer.get("scores"), answer.get("parts"), len(batch.images))
         ),
         models=lambda health: None if health.get("model") is None else [str(health["model"])],

@@ -52,7 +52,8 @@ class VlmJudge(ServerReward):
         pattern: a regular expression whose group is the score in a reply; null = the number after "Score".
         source: send the image that was edited before the result; null = as the rubric needs it.
         cache: a folder in which answers are kept, found by image, question, model and settings; null = none is kept.
-        max_tokens: of a reply; null = 1 for yes_probability, 512 for a score.
+        max_tokens: of a reply; null = 1 for yes_probability, 512 for a score. A reply that is cut off there has no
+            score.
         extra: further entries of the request, such as {max_completion_tokens: 1, max_tokens: null}; null removes one.
             Without them the temperature and the seed are 0.
     """
@@ -168,7 +169,9 @@ class VlmJudge(ServerReward):
         if isinstance(reply, RequestError):
             return reply
         if self.mode == "score":
-            return ScoredSample(score_in(reply.text, self.low, self.high, self._pattern))
+            # The score comes at the end, after other numbers.
+            text = "" if reply.cut else reply.text
+            return ScoredSample(score_in(text, self.low, self.high, self._pattern))
         value, mass = yes_probability(reply.top)
         return ScoredSample(value, {"yes_or_no": mass})
 
@@ -179,6 +182,8 @@ class VlmJudge(ServerReward):
         remedy = ""
         if self.mode == "yes_probability" and not odd[0].top:
             remedy = ": it has no log-probabilities; the endpoint must support top_logprobs, or set mode to score"
+        if self.mode == "score" and (cut := sum(reply.cut for reply in odd)):
+            remedy = f": {cut} of them ended at max_tokens; raise it"
         log.warning(
             "vlm_judge: %d of %d answers could not be parsed and are unscored, such as %r%s",
             *(len(odd), len(replies), sanitize(odd[0].text[:200]), remedy),

@@ -18,8 +18,9 @@ LEAST_MASS = 0.1
 """Minimum of P(yes) + P(no); below it the model did not answer the question."""
 _AROUND = " \t\r\n.,:;!?\"'`*_()[]\u0120\u2581"
 """Characters around a word in a token; the last two are spaces in the vocabularies of GPT-2 and SentencePiece."""
-_RANGE = r"(?:[-–]|[ \t]+to[ \t]+|[ \t]+(?:and|or|[-–])[ \t]+(?![\d.,]+[ \t]*(?:[^\W\d_]|%)))\d[\d.,]*"
-"""What makes a number a range, as in "7-8" and "between 7 and 8", but not in "7 - 8 fingers are missing"."""
+_COUNTED = r"[\d.,]+[ \t]*(?!(?:stars?|points?)\b)(?:[^\W\d_]|%)"
+_RANGE = rf"(?:[-–]|[ \t]+(?:to|or)[ \t]+|(?:[ \t]+and[ \t]+|[ \t]*[-–][ \t]*)(?!{_COUNTED}))\d[\d.,]*"
+"""What makes a number a range, as in "7-8" and "between 7 and 8 points", but not in "7 - 8 fingers are missing"."""
 _AFTER_COLON, _LABELLED = (
     re.compile(rf"(?:score|rating)\b{between}[^\d\n-]{{0,12}}(?<![.,])(-?\d*[.,]?\d+(?:{_RANGE})?)", re.IGNORECASE)
     for between in (r"[^\w\n]*[:=]", "")
@@ -105,6 +106,8 @@ class Reply:
     text: str
     top: Sequence[tuple[str, float]]
     """(token, log-probability) of the most likely first tokens that are not only white space."""
+    cut: bool = False
+    """True where the reply ended at ``max_tokens``."""
 
 
 def reply_of(completion: Any) -> Reply:
@@ -120,7 +123,7 @@ def reply_of(completion: Any) -> Reply:
             raise TypeError("content is not a text")
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise RequestError(f"the answer is not a chat completion: {str(completion)[:200]}", by_sample=True) from error
-    return Reply(text or "", top)
+    return Reply(text or "", top, choice.get("finish_reason") == "length")
 
 
 def yes_probability(top: Sequence[tuple[str, float]]) -> tuple[float, float]:
