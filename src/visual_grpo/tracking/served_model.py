@@ -22,6 +22,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import mlflow
+import numpy as np
 import pandas as pd
 from mlflow.exceptions import MlflowException
 from mlflow.models import Model as SavedModel
@@ -176,8 +177,9 @@ class ServedModel:
 
     def predict(self, model_input: pd.DataFrame, params: Mapping[str, Any] | None = None) -> pd.DataFrame:
         """Generates ``samples`` of each row. A scoring server hides the traceback of an MlflowException."""
+        given = {name: value for name, value in (params or {}).items() if value is not None}
         try:
-            return self._predict(model_input, dict(params or {}))
+            return self._predict(model_input, given)
         except (UserError, ValidationError) as error:
             raise MlflowException.invalid_parameter_value(str(error)) from error
 
@@ -188,15 +190,11 @@ class ServedModel:
         self._check(
             "max_samples", len(table) * samples, f"{counted(len(table), 'row')} of {counted(samples, 'sample')}"
         )
-        changes = {name: value for name, value in given.items() if value is not None}
         own = self._config.sampling.eval
-        sampler = SamplerConfig.model_validate({**own.model_dump(), **changes})
+        sampler = SamplerConfig.model_validate({**own.model_dump(), **given})
         if sampler.steps != own.steps:
             self._check("max_steps", sampler.steps or 0, f"{sampler.steps} steps")
-        given_prompts = table["prompt"] if "prompt" in table else table.iloc[:, 0]
-        if given_prompts.isna().any():
-            raise UserError(f"row {int(given_prompts.isna().argmax())} has no prompt")
-        prompts = [str(prompt) for prompt in given_prompts]
+        prompts = _prompts(table)
         for row, prompt in enumerate(prompts):
             self._check("max_characters", len(prompt), f"row {row}: a prompt of {len(prompt):,} characters")
         images = self._images(table)
@@ -229,7 +227,8 @@ class ServedModel:
         if task != "t2i" and "image" in table:
             # A table has NaN where a row has nothing.
             given = [
-                list(one) if isinstance(one, (list, tuple)) else [] if pd.isna(one) else [one] for one in table["image"]
+                list(one) if isinstance(one, (list, tuple, np.ndarray)) else [] if pd.isna(one) else [one]
+                for one in table["image"]
             ]
         if task in ("i2i", "segmentation") and not all(given):
             raise UserError(f"row {given.index([])} has no image, and this model was trained for {task}")
@@ -265,6 +264,22 @@ class ServedModel:
             return {"answer": sample.text, "mask": None}
         white = Image.fromarray(mask.cpu().numpy().astype("uint8") * 255)
         return {"answer": sample.text, "mask": to_png(stretch_mask(white, images[0].height, images[0].width))}
+
+
+def _prompts(table: pd.DataFrame) -> list[str]:
+    """The prompt of each row; for t2i, MLflow has dropped all columns but the first, and called that of a list 0."""
+    column = "prompt" if "prompt" in table else table.columns[0]
+    if column not in ("prompt", 0):
+        raise UserError(f"expected a list of prompts, or a table with the column prompt first, got {column!r} first")
+    prompts = []
+    for row, (given, missing) in enumerate(zip(table[column], table[column].isna(), strict=True)):
+        prompt = given.item() if isinstance(given, np.ndarray) and given.ndim == 0 else given  # Of a JSON record.
+        if missing or str(prompt) == "None":  # What MLflow makes of null in a list.
+            raise UserError(f"row {row} has no prompt")
+        if not isinstance(prompt, str):
+            raise UserError(f"row {row}: expected one text as prompt, got {prompt!r}")
+        prompts.append(prompt)
+    return prompts
 
 
 def read(source: str | bytes, row: int, max_pixels: int) -> Image.Image:
