@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -293,6 +294,24 @@ def test_what_mlflow_has_made_of_something_else_than_prompts_is_not_drawn(table:
     served = ServedModel(parameters(data={"path": "d"}), Refuses())  # type: ignore[arg-type]
     with pytest.raises(MlflowException, match=said):
         served.predict(pd.DataFrame(table))
+
+
+def test_nothing_is_drawn_for_a_request_that_the_server_has_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Slow(Shows):
+        batches = 0
+
+        def generate(self, *arguments: Any) -> list[torch.Tensor]:
+            self.batches += 1
+            time.sleep(1.1)
+            return super().generate(*arguments)
+
+    config, slow = parameters(data={"path": "d"}, evaluation={"batch_size": 1}), Slow()
+    monkeypatch.setenv("_MLFLOW_IS_IN_SERVING_ENVIRONMENT", "true")
+    for timeout, policy in (("1", slow), ("0", Refuses())):
+        monkeypatch.setenv("MLFLOW_SCORING_SERVER_REQUEST_TIMEOUT", timeout)
+        with pytest.raises(MlflowException, match=f"longer than the server's timeout, {timeout} s"):
+            ServedModel(config, policy).predict(pd.DataFrame(["a", "b"]))  # type: ignore[arg-type]
+    assert slow.batches == 1
 
 
 def test_an_image_is_a_files_content_as_bytes_or_base64(halves: Path) -> None:
