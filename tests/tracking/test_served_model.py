@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -230,9 +231,10 @@ def test_the_sources_of_an_edit_are_fitted_as_in_the_training(tmp_path: Path) ->
     size = {"height": 64, "width": 64}
     [record] = prepare(tmp_path, task="i2i", **size)
     model = Shows()
-    table = pd.DataFrame({"prompt": ["mix"], "image": [[file.read_bytes() for file in sources]]})
+    as_in_parquet = np.array([file.read_bytes() for file in sources], object)
+    table = pd.DataFrame({"prompt": ["mix"], "image": [as_in_parquet]})
     config = parameters(data={"path": "d", "task": "i2i", **size}, rewards={"psnr": {}})
-    assert len(ServedModel(config, model).predict(table)) == 1  # type: ignore[arg-type]
+    assert len(ServedModel(config, model).predict(table, {"seed": None, "samples": None})) == 1  # type: ignore[arg-type]
     [given] = model.sources
     assert len({array.shape for array in given}) > 1
     for array, file in zip(given, record.source_images, strict=True):
@@ -278,6 +280,38 @@ def test_a_request_for_too_much_is_refused_before_anything_is_drawn(
     raised = dict.fromkeys(LIMITS, 10**9)
     with pytest.raises(AssertionError, match="asked to draw"):
         segmenting(Refuses(), raised).predict(table, params)
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        ({"id": ["k1"]}, "a table with the column prompt first, got 'id' first"),
+        ({"prompt": [np.array(["a", "b"])]}, "row 0: expected one text as prompt, got array"),
+        ({0: ["a", "None"]}, "row 1 has no prompt"),
+    ],
+)
+def test_what_mlflow_has_made_of_something_else_than_prompts_is_not_drawn(table: dict[Any, Any], said: str) -> None:
+    served = ServedModel(parameters(data={"path": "d"}), Refuses())  # type: ignore[arg-type]
+    with pytest.raises(MlflowException, match=said):
+        served.predict(pd.DataFrame(table))
+
+
+def test_nothing_is_drawn_for_a_request_that_the_server_has_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Slow(Shows):
+        batches = 0
+
+        def generate(self, *arguments: Any) -> list[torch.Tensor]:
+            self.batches += 1
+            time.sleep(1.1)
+            return super().generate(*arguments)
+
+    config, slow = parameters(data={"path": "d"}, evaluation={"batch_size": 1}), Slow()
+    monkeypatch.setenv("_MLFLOW_IS_IN_SERVING_ENVIRONMENT", "true")
+    for timeout, policy in (("1", slow), ("0", Refuses())):
+        monkeypatch.setenv("MLFLOW_SCORING_SERVER_REQUEST_TIMEOUT", timeout)
+        with pytest.raises(MlflowException, match=f"longer than the server's timeout, {timeout} s"):
+            ServedModel(config, policy).predict(pd.DataFrame(["a", "b"]))  # type: ignore[arg-type]
+    assert slow.batches == 1
 
 
 def test_an_image_is_a_files_content_as_bytes_or_base64(halves: Path) -> None:

@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import base64
 import io
+import os
 import shutil
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from itertools import chain
@@ -22,7 +24,9 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import mlflow
+import numpy as np
 import pandas as pd
+from mlflow.environment_variables import MLFLOW_SCORING_SERVER_REQUEST_TIMEOUT
 from mlflow.exceptions import MlflowException
 from mlflow.models import Model as SavedModel
 from mlflow.models import ModelSignature
@@ -117,7 +121,10 @@ def package(adapters: Path, folder: Path, *, card: str, about: Mapping[str, str]
 def _check_base(adapters: Path, model: str) -> None:
     """Raises UserError if the base model's folder is gone, or has other files than the adapters were trained on."""
     if not may_be_hub_id(model) and not Path(model).is_dir():
-        remedy = 'Put it back, or name it where you load the version: load_model(..., model_config={"base": FOLDER}).'
+        remedy = (
+            'Put it back, or name it where you load the version: load_model(..., model_config={"base": FOLDER}),'
+            """ or SERVING_MODEL_CONFIG='{"base": "FOLDER"}' in the environment of "mlflow models serve"."""
+        )
         raise UserError(f"The base model {model} of the adapters in {adapters} is gone. {remedy}")
     check_base(adapters, model)
 
@@ -176,31 +183,30 @@ class ServedModel:
 
     def predict(self, model_input: pd.DataFrame, params: Mapping[str, Any] | None = None) -> pd.DataFrame:
         """Generates ``samples`` of each row. A scoring server hides the traceback of an MlflowException."""
+        given = {name: value for name, value in (params or {}).items() if value is not None}
         try:
-            return self._predict(model_input, dict(params or {}))
+            return self._predict(model_input, given)
         except (UserError, ValidationError) as error:
             raise MlflowException.invalid_parameter_value(str(error)) from error
 
     def _predict(self, table: pd.DataFrame, given: dict[str, Any]) -> pd.DataFrame:
+        began = time.monotonic()
         seed, samples = given.pop("seed", 0), given.pop("samples", 1)
         if samples < 1 or seed < 0:
             raise UserError(f"expected samples of at least 1 and a seed of at least 0, got {samples} and {seed}")
         self._check(
             "max_samples", len(table) * samples, f"{counted(len(table), 'row')} of {counted(samples, 'sample')}"
         )
-        changes = {name: value for name, value in given.items() if value is not None}
         own = self._config.sampling.eval
-        sampler = SamplerConfig.model_validate({**own.model_dump(), **changes})
+        sampler = SamplerConfig.model_validate({**own.model_dump(), **given})
         if sampler.steps != own.steps:
             self._check("max_steps", sampler.steps or 0, f"{sampler.steps} steps")
-        given_prompts = table["prompt"] if "prompt" in table else table.iloc[:, 0]
-        if given_prompts.isna().any():
-            raise UserError(f"row {int(given_prompts.isna().argmax())} has no prompt")
-        prompts = [str(prompt) for prompt in given_prompts]
+        prompts = _prompts(table)
         for row, prompt in enumerate(prompts):
             self._check("max_characters", len(prompt), f"row {row}: a prompt of {len(prompt):,} characters")
         images = self._images(table)
         with TemporaryDirectory() as folder, self._one_at_a_time:
+            _require_awaited(began)
             records = [
                 PromptRecord(id=_SEEDED_AS, prompt=prompt, source_images=self._prepared(images[row], folder, row))
                 for row, prompt in enumerate(prompts)
@@ -212,6 +218,7 @@ class ServedModel:
             for at, (one, sample) in enumerate(zip(asked, drawn, strict=True)):
                 shown = self._shown(one.record, images[at // samples], sample)
                 rows.append({"prompt": one.record.prompt, "seed": one.seed, **shown})
+                _require_awaited(began)
         return pd.DataFrame(rows)
 
     def _check(self, limit: str, asked: int, what: str) -> None:
@@ -219,7 +226,7 @@ class ServedModel:
         if asked > (most := self._limits[limit]):
             raise UserError(
                 f"{what}: more than {limit}={most} of a request. Ask for less at a time, or raise"
-                f" model_config[{limit!r}] where the version is loaded"
+                f" model_config[{limit!r}] where the version is loaded (for a server: in SERVING_MODEL_CONFIG)"
             )
 
     def _images(self, table: pd.DataFrame) -> list[list[Image.Image]]:
@@ -229,7 +236,8 @@ class ServedModel:
         if task != "t2i" and "image" in table:
             # A table has NaN where a row has nothing.
             given = [
-                list(one) if isinstance(one, (list, tuple)) else [] if pd.isna(one) else [one] for one in table["image"]
+                list(one) if isinstance(one, (list, tuple, np.ndarray)) else [] if pd.isna(one) else [one]
+                for one in table["image"]
             ]
         if task in ("i2i", "segmentation") and not all(given):
             raise UserError(f"row {given.index([])} has no image, and this model was trained for {task}")
@@ -265,6 +273,32 @@ class ServedModel:
             return {"answer": sample.text, "mask": None}
         white = Image.fromarray(mask.cpu().numpy().astype("uint8") * 255)
         return {"answer": sample.text, "mask": to_png(stretch_mask(white, images[0].height, images[0].width))}
+
+
+def _prompts(table: pd.DataFrame) -> list[str]:
+    """The prompt of each row; for t2i, MLflow has dropped all columns but the first, and called that of a list 0."""
+    column = "prompt" if "prompt" in table else table.columns[0]
+    if column not in ("prompt", 0):
+        raise UserError(f"expected a list of prompts, or a table with the column prompt first, got {column!r} first")
+    prompts = []
+    for row, (given, missing) in enumerate(zip(table[column], table[column].isna(), strict=True)):
+        prompt = given.item() if isinstance(given, np.ndarray) and given.ndim == 0 else given  # Of a JSON record.
+        if missing or str(prompt) == "None":  # What MLflow makes of null in a list.
+            raise UserError(f"row {row} has no prompt")
+        if not isinstance(prompt, str):
+            raise UserError(f"row {row}: expected one text as prompt, got {prompt!r}")
+        prompts.append(prompt)
+    return prompts
+
+
+def _require_awaited(began: float) -> None:
+    """Raises UserError once MLflow's server has answered 504: it lets the work go on, and later requests wait for it.
+
+    ``mlflow models serve`` sets both variables.
+    """
+    most = MLFLOW_SCORING_SERVER_REQUEST_TIMEOUT
+    if os.environ.get("_MLFLOW_IS_IN_SERVING_ENVIRONMENT") and most.is_set() and time.monotonic() - began > most.get():
+        raise UserError(f"this took longer than the server's timeout, {most.get()} s")
 
 
 def read(source: str | bytes, row: int, max_pixels: int) -> Image.Image:
