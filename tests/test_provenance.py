@@ -250,7 +250,7 @@ PAIRS: list[tuple[dict[str, Any], dict[str, Any], list[str]]] = [
     (
         {**SAMPLED, "unread": ["sampling.rollout"]},
         {**SAMPLED, "unread": []},
-        ["samples that depend on sampling.rollout (was none, is some)"],
+        ["samples with the settings sampling.rollout (was none, is some)"],
     ),
     # Controls that nobody asks for any more are no difference.
     (of({CONTROLS: [HIGH, LOW]}), of({CONTROLS: [LOW]}), []),

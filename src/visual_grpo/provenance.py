@@ -117,7 +117,7 @@ def differences(
         depending = [name for name in found if _begins(name, pattern)]
         found = {name: pair for name, pair in found.items() if name not in depending}
         if depending and not (covers and pattern in unread_now):
-            found[f"samples that depend on {pattern}"] = ("none", "some") if pattern in unread else ("some", "none")
+            found[f"samples with the settings {pattern}"] = ("none", "some") if pattern in unread else ("some", "none")
     return {name: (a, b) for name, (a, b) in found.items() if a != b and not (covers and _covers(name, a, b))}
 
 

@@ -121,6 +121,7 @@ def test_a_module_has_its_own_settings_and_shares_the_others(defaults):
     assert (own.learning_rate, own.kl_weight) == (6.0e-4, 0.3)
     assert own.model_copy(update={k: getattr(shared, k) for k in parameters.modules["dit"].grpo()}) == shared
     assert [(of.rank, of.alpha) for of in map(parameters.lora_of, ("dit", "ar"))] == [(4, 20), (8, 20)]
+    assert validate(changed(parameters.public(), "policy.lora.alpha", 5)).lora_of("dit").alpha == 20, "as it was stored"
     # Each module is trained for its own weights; what trains both is judged by their mean.
     assert parameters.weights(["ar"]) == WEIGHTS
     assert parameters.weights(["dit"]) == WEIGHTS | {"rendering": 1.0}

@@ -234,19 +234,18 @@ def test_pictures_of_one_prompt_and_source_are_compared_in_one_call(tmp_path: Pa
 
 def test_score_refuses_what_it_cannot_judge(tmp_path: Path) -> None:
     path = {"score": {"path": pictures(tmp_path / "in", {"a": 0, "b": 255})}}
-    size = {"reward": "listed", "rewards.jpeg_size.weight": 1}
+    advice = r".*--params=reward=listed,rewards\.jpeg_size\.weight=1"
     videos = {"data": {"frames": 5}, "rewards": {"ssim": {"frames": "all"}}}
-    for given, said, remedy in (
-        ({"rewards": {"ssim": {}}}, r"there is no target to compare them with, as ssim would\.", size),
-        (videos, "no target", {**size, "rewards.jpeg_size.frames": "all"}),
-        ({}, r"^the rewards of the world shapes judge [^\n]*\nChoose rewards", size),
-        ({"data": {"path": "mine"}}, r"reward=auto chooses one for a training", size),
-        ({"rewards": {"group_diversity": {}}}, r"no picture could be scored; .* two or more: group_diversity$", None),
-        ({"data": {"task": "segmentation", "path": "mine"}, "model": {"path": "saved"}}, "answers in text", None),
+    for given, said in (
+        ({"rewards": {"ssim": {}}}, rf"there is no target to compare them with, as ssim would\.{advice}, "),
+        (videos, rf"no target{advice},rewards\.jpeg_size\.frames=all,"),
+        ({}, rf"^the rewards of the world shapes judge [^\n]*\nChoose rewards{advice}, "),
+        ({"data": {"path": "mine"}}, rf"reward=auto chooses one for a training{advice}, "),
+        ({"rewards": {"group_diversity": {}}}, r"no picture could be scored; .* two or more: group_diversity$"),
+        ({"data": {"task": "segmentation", "path": "mine"}, "model": {"path": "saved"}}, "answers in text"),
     ):
-        with pytest.raises(UserError, match=said) as refused:
+        with pytest.raises(UserError, match=said):
             score_folder(parameters(**path, **given), tmp_path)
-        assert (refused.value.remedy and refused.value.remedy.parameters) == remedy
 
 
 class Trainings:

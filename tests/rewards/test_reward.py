@@ -10,7 +10,6 @@ import torch
 
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import Needs, PromptRecord, RewardOutput
-from visual_grpo.config import RewardConfig
 from visual_grpo.rewards.reward import FunctionReward, load_function, make_reward
 
 HERE = "tests.rewards.test_reward"
@@ -308,9 +307,11 @@ def test_samples_that_a_reward_gives_up_count_as_failed_and_are_not_asked_again(
 def test_any_reason_will_do(reason: Any, said: str, caplog) -> None:
     outputs = iter([{}, {1: reason}])
     values = torch.tensor([1.0, torch.nan, 1.0])
-    # As a plain function has it in a script.
-    reward = FunctionReward("mine", lambda prompts, images: RewardOutput(values=values, failed=next(outputs)))
-    assert reward.budget.share == RewardConfig().max_failed_share
+
+    def mine(prompts: Any, images: Any) -> RewardOutput:
+        return RewardOutput(values=values, failed=next(outputs))
+
+    reward = FunctionReward("mine", mine, max_failed_share=0.05)
     for _ in range(2):
         reward(PROMPTS, SAMPLES)
     assert f"'mine' failed on 'b', left unscored: {said}" in caplog.text

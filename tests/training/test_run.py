@@ -139,7 +139,7 @@ def test_a_share_that_rounds_to_all_stochastic_steps_is_told(
     policy = {"train": "dit", "flow": {"train_share": 0.5, "window_steps": window}}
     run = make_run(parameters(tmp_path, policy=policy, sampling=sampling), pipeline_folder)
     mistakes = likely_mistakes(run.spec, run.model, run.train_prompts, run.eval_prompts)
-    assert any("train_share is 0.5, which leaves out none of 1 stochastic step" in said for said in mistakes) == told
+    assert any("train_share is 0.5, which rounds to all of 1 stochastic step" in said for said in mistakes) == told
 
 
 def test_a_module_has_a_reference_by_its_own_kl_weight(pipeline_folder: Path, tmp_path: Path) -> None:

@@ -236,8 +236,8 @@ class SamplerConfig(SamplerSettings):
         """
         if self.top_p not in (None, 1) or self.top_k not in (None, 0):
             raise ValueError(
-                "training samples (sampling.rollout) can have no top_p below 1 and no top_k above 0: a truncated"
-                " distribution biases the importance ratio"
+                "sampling.rollout can have no top_p below 1 and no top_k above 0: a truncated distribution biases the"
+                " importance ratio"
             )
         temperature = 1.0 if self.temperature is None else self.temperature
         return self.model_copy(update={"temperature": temperature, "top_p": 1.0, "top_k": 0})

@@ -12,8 +12,6 @@ from pydantic import Field, model_validator
 from visual_grpo.config.base import NotEmpty, Stated, Strict
 from visual_grpo.config.decides import Decides
 
-MAX_FAILED_SHARE = 0.05
-
 
 def is_loggable(name: str) -> bool:
     """Returns whether MLflow takes a metric or parameter of this name."""
@@ -48,7 +46,7 @@ class RewardConfig(Strict, decides=Decides.SCORES):
         "end of clip",
     )
     max_failed_share: Annotated[float, Decides.NOTHING] = Field(
-        MAX_FAILED_SHARE,
+        0.05,
         ge=0,
         lt=1,
         description="largest share of samples (or one) on which the reward's code may fail; they stay unscored. An"

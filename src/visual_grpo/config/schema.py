@@ -234,8 +234,7 @@ class Parameters(Strict):
 
     def lora_of(self, module: str) -> LoraParams:
         section = self.modules.get(module)
-        own = {} if section is None or section.lora is None else section.lora.model_dump(exclude_none=True)
-        return self.policy.lora.model_copy(update=own)
+        return self.policy.lora if section is None or section.lora is None else section.lora
 
     def public(self) -> dict[str, Any]:
         """All values as JSON, but for what is the command's alone: ``trust``, and ``retrain``, which may hold a secret
@@ -279,15 +278,25 @@ class Parameters(Strict):
     @model_validator(mode="wrap")
     @classmethod
     def _completed(cls, tree: object, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        """Fills in the rewards of the preset.
+        """Fills in the rewards of the preset, and of a module's LoRA what ``policy.lora`` gives.
 
         An environment cannot leave out a reward or a module of conf/base or of a preset, but it can set it to null.
         """
         if not isinstance(tree, Mapping):
             return handler(tree)
-        made = handler(with_rewards(tree))
+        made = handler(_with_shared_lora(with_rewards(tree)))
         made._removed = tuple(name for name, entry in (tree.get("rewards") or {}).items() if entry is None)
         return made
+
+
+def _with_shared_lora(tree: dict[str, Any]) -> dict[str, Any]:
+    policy, modules = tree.get("policy"), dict(tree["modules"])
+    shared = policy.get("lora") if isinstance(policy, Mapping) else None
+    for name, section in modules.items():
+        own = section.get("lora") if isinstance(section, Mapping) else None
+        if isinstance(shared, Mapping) and isinstance(own, Mapping):
+            modules[name] = {**section, "lora": {**shared, **own}}
+    return {**tree, "modules": modules}
 
 
 ON_REQUEST = (

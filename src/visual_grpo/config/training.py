@@ -6,9 +6,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from visual_grpo.config.base import REACHES, AdapterName, NotEmpty, Strict, Words
+from visual_grpo.config.base import REACHES, AdapterName, NotEmpty, Strict
 from visual_grpo.config.decides import Decides
-from visual_grpo.config.policy import SamplerSettings
+from visual_grpo.config.policy import LoraParams, SamplerSettings
 
 
 class GRPOConfig(Strict, decides=Decides.TRAINING):
@@ -180,14 +180,6 @@ class TrainConfig(Strict, decides=Decides.TRAINING):
     )
 
 
-class ModuleLora(Strict, decides=Decides.TRAINING):
-    """Overrides of `LoraParams` for one module; null = as for all."""
-
-    rank: int | None = Field(None, ge=1, le=65536, description="as policy.lora.rank")
-    alpha: int | None = Field(None, ge=1, description="as policy.lora.alpha")
-    target_modules: Words | list[Words] | None = Field(None, description="as policy.lora.target_modules")
-
-
 class ModuleConfig(Strict, decides=Decides.TRAINING):
     """Overrides for one module of the model; null = as for all.
 
@@ -209,7 +201,7 @@ class ModuleConfig(Strict, decides=Decides.TRAINING):
     clip_high: float | None = Field(None, gt=0, description="as grpo.clip_high")
     kl_weight: float | None = Field(None, ge=0, description="as grpo.kl_weight")
     advantage_epsilon: float | None = Field(None, gt=0, description="as grpo.advantage_epsilon")
-    lora: ModuleLora | None = Field(None, description="as policy.lora")
+    lora: LoraParams | None = Field(None, description="as policy.lora, whose values it has where it gives none")
     rewards: Annotated[dict[str, float], Decides.TRAINING | Decides.JUDGEMENT] = Field(
         default_factory=dict, description="weights in this module's training that are not rewards.NAME.weight"
     )

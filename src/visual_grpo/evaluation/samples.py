@@ -152,14 +152,14 @@ def generate_and_score(
             frames.append(_rows(sampler, batch, samples, scores, folder))
             scored = scored or not bool(scores.total.isnan().all())
             if not scored and _can_be_scored(scorer, batch):
-                _check_any_scored(pd.concat(frames))
+                _check_any_scored(pd.concat(frames), scorer.comparing)
             for file, request, sample in zip(frames[-1]["file"], batch, samples, strict=True):
                 # Level 1: a third of the time, a third more bytes.
                 save(request.record, sample, scorer, folder / file, compress_level=1)
             if advance is not None:
                 advance(len(batch))
     table = pd.concat(frames, ignore_index=True)
-    _check_any_scored(table)
+    _check_any_scored(table, scorer.comparing)
     table = table.drop(columns=[column for column in ("answer", "source", "target") if table[column].isna().all()])
     return _write_scores(table, scorer, folder)
 
@@ -233,13 +233,16 @@ def _can_be_scored(scorer: RewardSet, batch: Sequence[Request]) -> bool:
     return True
 
 
-def _check_any_scored(table: pd.DataFrame) -> None:
+def _check_any_scored(table: pd.DataFrame, comparing: Sequence[str]) -> None:
+    """``comparing``: the rewards that compare the samples of a prompt."""
     if table["total"].isna().all():
         empty = table.filter(regex="^reward/").isna().all()
-        unscored = empty[empty].index.str.removeprefix("reward/")
+        unscored = [*empty[empty].index.str.removeprefix("reward/")]
+        alone = [name for name in unscored if name in comparing] if not table["index"].any() else []
+        why = f". To compare samples, {', '.join(alone)} needs evaluation.images_per_prompt=2" if alone else ""
         raise UserError(
             f"none of {len(table)} samples could be scored, so that nothing could be compared;"
-            f" unscored were: {', '.join(unscored)}"
+            f" unscored were: {', '.join(unscored)}{why}"
         )
 
 

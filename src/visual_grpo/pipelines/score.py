@@ -13,18 +13,17 @@ from kedro.pipeline import Node, Pipeline
 from PIL.Image import Image
 
 from visual_grpo.common import console
-from visual_grpo.common.errors import Remedy, UserError, counted
+from visual_grpo.common.errors import UserError, counted
 from visual_grpo.common.files import write_csv
 from visual_grpo.common.types import PromptRecord, Sample
 from visual_grpo.common.videos import read_sample
 from visual_grpo.config import Parameters
-from visual_grpo.config.presets import AUTO, LISTED
+from visual_grpo.config.presets import AUTO
 from visual_grpo.data.manifest import RecordTable
 from visual_grpo.data.preparation import ad_hoc_records
 from visual_grpo.evaluation.pictures import beside, caption, grid, of_sample
 from visual_grpo.models.family import find_family
 from visual_grpo.models.run_spec import trained_modules
-from visual_grpo.operations.command import Command
 from visual_grpo.rewards.build import build_reward_set
 from visual_grpo.rewards.combine import RewardSet
 
@@ -36,7 +35,6 @@ def create_pipeline() -> Pipeline:
 TABLE = "scores.csv"
 _SHEET_COLUMNS, _SHEET_MOST = 5, 100
 _BATCH = 32
-_CHOOSE = "Choose rewards that fit (rewards.NAME=null leaves one out), for example jpeg_size."
 
 
 def score_folder(parameters: Parameters, draft: Path) -> Path:
@@ -53,16 +51,13 @@ def score_folder(parameters: Parameters, draft: Path) -> Path:
         )
     if parameters.reward == AUTO:
         raise UserError(
-            "score is given no reward: reward=auto chooses one for a training, by its records. Name a preset or a"
-            " reward, for example jpeg_size.",
-            _other_rewards(parameters),
+            f"score is given no reward: reward=auto chooses one for a training, by its records. {_choose(parameters)}"
         )
     scorer = build_reward_set(parameters.rewards, _weights(parameters))
     if comparing := [n for n, f in scorer.functions.items() if f.needs.target and f.judge_of is None]:
         raise UserError(
             "score judges the pictures themselves (of records, the target images), so that there is no target to"
-            f" compare them with, as {', '.join(comparing)} would. {_CHOOSE}",
-            _other_rewards(parameters),
+            f" compare them with, as {', '.join(comparing)} would. {_choose(parameters)}"
         )
     scorer.check_machine()
     scorer.check_samples(videos=parameters.data.frames is not None)
@@ -78,7 +73,7 @@ def score_folder(parameters: Parameters, draft: Path) -> Path:
         try:
             scorer.check_records(judged)
         except UserError as error:
-            raise UserError(f"{error}\n{_CHOOSE}", _other_rewards(parameters)) from error
+            raise UserError(f"{error}\n{_choose(parameters)}") from error
         table = _score(records, judged, scorer, parameters.data.fps)
         write_csv(draft / TABLE, table)
         _sheet(records, table, scorer).save(draft / "sheet.png")
@@ -118,11 +113,12 @@ def summary(table: pd.DataFrame, weights: Mapping[str, float]) -> list[list[Any]
     return rows
 
 
-def _other_rewards(parameters: Parameters) -> Remedy:
-    """The command with a reward of any picture or video, without those of the command and the preset."""
-    given = {name: None for name in Command.current().parameters if name.startswith("rewards.")}
-    frames = {} if parameters.data.frames is None else {"rewards.jpeg_size.frames": "all"}
-    return Remedy(parameters=given | {"reward": LISTED, "rewards.jpeg_size.weight": 1} | frames)
+def _choose(parameters: Parameters) -> str:
+    frames = "" if parameters.data.frames is None else ",rewards.jpeg_size.frames=all"
+    return (
+        f"Choose rewards that fit, for example --params=reward=listed,rewards.jpeg_size.weight=1{frames}, and leave out"
+        " others that the configuration names: rewards.NAME=null"
+    )
 
 
 def _score(records: RecordTable, judged: Sequence[PromptRecord], scorer: RewardSet, fps: float) -> pd.DataFrame:
@@ -142,8 +138,8 @@ def _score(records: RecordTable, judged: Sequence[PromptRecord], scorer: RewardS
             frames.append(pd.DataFrame(columns, index=list(batch)))
             bar.advance(len(batch))
     table = pd.concat(frames).sort_index()
-    if table["total"].isna().all():
-        unscored = [name for name in scorer.weights if table[name].isna().all()]
+    unscored = [name for name in scorer.weights if table[name].isna().all()]
+    if {*unscored} >= {name for name, weight in scorer.weights.items() if weight}:
         alone = [name for name in unscored if name in scorer.comparing]
         why = f". These compare pictures of one prompt, and need two or more: {', '.join(alone)}" if alone else ""
         raise UserError(f"score.path: no picture could be scored; unscored were: {', '.join(unscored)}{why}")

@@ -54,6 +54,11 @@ class ClipAndConditions:
                     f"rewards.{name}.only_where names {other!r}, which is not one of the other rewards."
                     f"{nearest_hint(other, [known for known in rewards if known != name])}"
                 )
+            if rewards[other].judge_of is not None and rewards[name].judge_of is None:
+                raise UserError(
+                    f"rewards.{name}.only_where names {other!r}, a judge, and judges do not score rollouts. Name a"
+                    " reward that is not a judge"
+                )
         if self.only_where and self._worst(weight) is None:
             end = "upper" if weight < 0 else "lower"
             raise UserError(

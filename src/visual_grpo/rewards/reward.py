@@ -23,7 +23,6 @@ from visual_grpo.common.images import require_image
 from visual_grpo.common.importing import load_attribute
 from visual_grpo.common.types import Needs, PromptRecord, RewardOutput, Sample, VideoSample
 from visual_grpo.config.credentials import with_variables
-from visual_grpo.config.rewards import MAX_FAILED_SHARE
 from visual_grpo.rewards.outputs import FailureBudget, RewardCodeError, checked_output, some_ids, spread
 
 log = logging.getLogger(__name__)
@@ -58,10 +57,11 @@ class FunctionReward:
     """Any callable of prompts and samples (`PlainReward`) as a reward, which knows neither policy nor trainer.
 
     Raises ``UserError``, naming the reward and the first offending record, when the callable fails or returns anything
-    but one finite or unscored number per sample. ``max_failed_share``: see `FailureBudget`.
+    but one finite or unscored number per sample. ``max_failed_share``: see `FailureBudget`; in a
+    command it is the parameter of that name, 0.05 by default.
     """
 
-    def __init__(self, name: str, function: PlainReward, *, max_failed_share: float = MAX_FAILED_SHARE) -> None:
+    def __init__(self, name: str, function: PlainReward, *, max_failed_share: float = 0.0) -> None:
         self._call = CalledByName(f"reward {name!r}", function, PROMPTS, SAMPLES)
         self.name = name
         self.function = function

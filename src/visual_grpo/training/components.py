@@ -239,12 +239,13 @@ def load_model(
         size=size, frames=frames, fps=fps, policy=config, options=options_of(model_family, model_config.options)
     )
     attention_of(model_config, model_family.modules)
+    if adapters is not None:
+        _check_adapters(Path(adapters), model_config)
     built = model_family.build(model_family.load(model_config.path, model_config), settings)
     require_merged(built.adapters.networks, model_config.lora)
     require_quantized(built.adapters.networks, base_weights)
     set_execution(built.adapters.networks, built.modules, model_config)
     if adapters is not None:
-        _check_adapters(Path(adapters), model_config)
         built.adapters.load(Path(adapters), modules)
     else:
         built.adapters.attach(dict.fromkeys(modules, config.lora), seed)

@@ -85,8 +85,8 @@ def _idle_share(spec: RunSpec) -> Iterator[str]:
     trains_flow = any(spec.family.modules[name].kind == "flow" for name in spec.modules)
     if trains_flow and flow.train_share < 1 and flow.trained_steps(window) == window:
         yield (
-            f"policy.flow.train_share is {flow.train_share:g}, which leaves out none of"
-            f" {counted(window, 'stochastic step')}. Raise policy.flow.window_steps, or leave it out."
+            f"policy.flow.train_share is {flow.train_share:g}, which rounds to all of"
+            f" {counted(window, 'stochastic step')}. Set it to 1 or, where there are several, lower it."
         )
 
 

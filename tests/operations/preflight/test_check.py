@@ -433,24 +433,6 @@ def test_modules_of_opposite_weights_leave_no_total_to_judge_by():
 
 
 @pytest.mark.parametrize(
-    ("changes", "refused"),
-    [
-        ({"weight": 1}, True),
-        ({"judge": True}, True),
-        ({"weight": 0}, False),
-        ({"weight": 1, "each": 2}, False),
-    ],
-)
-def test_a_reward_that_compares_samples_needs_some_of_each_prompt_in_the_evaluation(changes, refused):
-    each, reward = changes.pop("each", 1), {"group_diversity": changes}
-    said = (
-        r"group_diversity compares .* set evaluation\.images_per_prompt=2 or more, or .*rewards\.group_diversity=null"
-    )
-    with pytest.raises(UserError, match=said) if refused else nullcontext():
-        check(parameters(reward=None, rewards={**MINE, **reward}, evaluation={"images_per_prompt": each}))
-
-
-@pytest.mark.parametrize(
     ("rollout", "reward", "refused"),
     [
         (9, {"frames": "all"}, True),

@@ -146,7 +146,7 @@ def _check_rewards(rewards: Mapping[str, RewardConfig], spec: RunSpec | None, pr
         optimised = sorted(optimised_rewards(spec.config.public()))
         require_independent_judges(rewards, optimised, spec.config.output)
     with problems.collect():
-        _check_groups(components.build_scorer(spec), spec.config.evaluation.images_per_prompt)
+        spec.config.weights(spec.modules)
     with problems.collect():
         _check_frames(spec)
     for module in spec.modules:
@@ -168,16 +168,6 @@ def _check_only_where(spec: RunSpec) -> None:
             )
 
 
-def _check_groups(scorer: RewardSet, images_per_prompt: int) -> None:
-    """Raises UserError where the evaluation has nothing that an optimised reward, or a judge, could compare."""
-    for name in scorer.comparing if images_per_prompt == 1 else ():
-        if scorer.weights[name] or name in scorer.judges:
-            raise UserError(
-                f"{name} compares the samples of a prompt with each other, and baseline and evaluations have one each:"
-                f" set evaluation.images_per_prompt=2 or more, or leave it out (rewards.{name}=null)"
-            )
-
-
 def _check_frames(spec: RunSpec) -> None:
     """Raises UserError where training samples have frames that their targets, which are prepared, have not."""
     trained, prepared = spec.rollout_settings.frames or 0, spec.config.data.frames or 0
@@ -195,8 +185,8 @@ def _check_alarm(config: Parameters) -> None:
     if action != "warn" and not 0 < every < steps:
         raise UserError(
             f"alarm.action is {action}, which needs an evaluation before the last step, and there is none:"
-            f" evaluation.every is {every}, and grpo.steps is {steps}. Set evaluation.every to at least 1 and fewer"
-            " steps than that, or alarm.action=warn"
+            f" evaluation.every is {every}, and grpo.steps is {steps}. Set evaluation.every to at least 1 and below"
+            " grpo.steps, or alarm.action=warn"
         )
 
 
