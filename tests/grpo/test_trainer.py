@@ -83,7 +83,7 @@ def test_dppo_learns_from_gaussian_steps_and_refuses_tokens_as_gspo_refuses_step
         trained(ToyGaussianPolicy(), loss="gspo")
 
 
-LISTED: Any = []
+ONE_PATH: Any = "a.png"
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ LISTED: Any = []
         (records(1)[0], None, "prompts must be a list of PromptRecord, got a PromptRecord"),
         (iter(records(4)), None, "prompts must be a list of PromptRecord, got a list_iterator"),
         (["a cat"], None, "each prompt must be a PromptRecord, got the str 'a cat'"),
-        ([replace(records(1)[0], source_images=LISTED)], None, r"source_images must be a tuple of paths, got \[\]"),
+        ([replace(records(1)[0], source_images=ONE_PATH)], None, "source_images must be a tuple of paths, got 'a.png'"),
         ([], None, "no prompts to train on"),
         (records(4), lambda prompts, images: [1.0] * len(images), r"must return Scores, got list\. .* RewardSet\("),
     ],

@@ -363,7 +363,8 @@ def test_a_training_starts_from_what_the_hub_has_when_it_is_started(
     tree = spec_of(base, rank=RANK).config.model_dump()
     tree |= {"train": {"start": "someone/lora"}, "rewards": {"edge_density": {}}, "reward": "listed"}
     hooks = ParameterHooks()
-    hooks._parameters, hooks._runtime, hooks._taken = Parameters.model_validate(tree), {}, {}
+    hooks._parameters, hooks._runtime = Parameters.model_validate(tree), {}
+    hooks._taken, hooks._kept = {}, {}
     catalog = DataCatalog({"records": MemoryDataset(RECORDS)})
     catalog["adapters"] = FolderDataset(filepath=str(tmp_path / "adapters"))
     hooks.after_catalog_created(catalog)

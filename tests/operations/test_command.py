@@ -84,7 +84,7 @@ def test_environment_pipeline_and_folder_of_the_configuration_are_the_commands_o
     assert str(command.for_pipeline("baseline")).endswith("--pipeline=baseline --params=seed=3")
     assert str(command.for_pipeline("train")).endswith("--pipeline=train --params=seed=3,resume=auto")
     assert str(command.for_pipeline("starter,train")).endswith("--pipelines=starter,train --params=seed=3")
-    moved = replace(command_of({"runtime_params": {"resume": "there/step-000004"}}), resumed_output="there")
+    moved = replace(command_of({"runtime_params": {"resume": "there/step-000004"}}), kept={"output": "there"})
     assert str(moved.for_pipeline("evaluate")).endswith("--pipeline=evaluate --params=output=there")
     assert str(moved.for_pipeline("train")).endswith("--pipeline=train --params=resume=there/step-000004")
     secret = {"retrain": {"notify": "curl https://there/secret"}, "seed": 3}

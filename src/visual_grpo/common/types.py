@@ -67,9 +67,14 @@ class PromptRecord:
     split_group: str | None = None
     """Records that share this key (one image, one prompt) go to the same split; None = split by the id."""
 
+    def __post_init__(self) -> None:
+        sources: Any = self.source_images
+        if isinstance(sources, list):  # Records are compared, and grouped, by their sources.
+            object.__setattr__(self, "source_images", tuple(sources))
+
 
 def checked_record(record: object) -> PromptRecord:
-    """Raises UserError for what is not a `PromptRecord`, such as a plain string, and for sources that are no tuple."""
+    """Raises UserError for what is not a `PromptRecord`, such as a plain string, or has sources that are no tuple."""
     if isinstance(record, PromptRecord):
         if not isinstance(record.source_images, tuple):
             raise UserError(

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
+from operator import index
 from typing import Any, Generic, TypeVar, cast
 
 import torch
@@ -50,7 +51,7 @@ class GRPOTrainer(Generic[T]):
 
         Raises UserError for settings that exclude each other (`losses.conflicts`).
         """
-        self.policy, self.scorer, self.config, self.seed, self.module = policy, scorer, config, int(seed), module
+        self.policy, self.scorer, self.config, self.seed, self.module = policy, scorer, config, index(seed), module
         self.dtype: str = getattr(policy, "dtype", "float32")
         if problem := next(conflicts(config, module, self.dtype), None):
             raise UserError(problem)

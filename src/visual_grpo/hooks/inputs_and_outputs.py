@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from visual_grpo.common import files
 from visual_grpo.common.errors import UserError
 from visual_grpo.config import Parameters
 from visual_grpo.config.pipelines import DATA_FLOW
-from visual_grpo.config.schema import Resume
 from visual_grpo.data.datasets import PATH, FolderDataset, RecordsDataset, path_of, require_path
 from visual_grpo.operations.command import Command
 
@@ -27,12 +25,10 @@ class InputHooks:
 
     @hook_impl(tryfirst=True)
     def before_pipeline_run(self, run_params: dict[str, Any], pipeline: Pipeline, catalog: CatalogProtocol) -> None:
-        command, config = Command.from_run_params(run_params), catalog.load("parameters")
-        if config.resume not in [*Resume] and "output" not in command.parameters:
-            command = replace(command, resumed_output=config.output)
-        command.set_current()
+        Command.from_run_params(run_params).set_current()
         read = sorted(name for name in pipeline.inputs() if name != "parameters" and not name.startswith("params:"))
         missing = [name for name in read if not catalog.exists(name)]
+        config: Parameters = catalog.load("parameters")
         makers = {about(catalog, name).get("made_by") for name in pipeline.all_outputs()}
         if missing == ["base_model"] and makers == {"data_preparation"} and not config.data_is_rendered:
             # Unused where the data are the user's own (see `prepare_records`).

@@ -22,6 +22,7 @@ from visual_grpo.common.hub import added_up, in_all
 from visual_grpo.common.processes import is_rank
 from visual_grpo.config import Parameters
 from visual_grpo.config.credentials import find_secrets
+from visual_grpo.config.decides import Decides, declared
 from visual_grpo.config.pipelines import CHAMPION
 from visual_grpo.config.places import OUTPUT, use_catalog
 from visual_grpo.config.presets import LISTED, PRESETS
@@ -30,6 +31,7 @@ from visual_grpo.config.validation import validate
 from visual_grpo.data.datasets import require_path
 from visual_grpo.hooks.inputs_and_outputs import tags_of
 from visual_grpo.models.lora_lookup import lora_at_commit
+from visual_grpo.operations.command import Command
 from visual_grpo.starter.world_defaults import with_world
 from visual_grpo.tracking.adapter_lookup import find_adapters, find_version, start_digest, start_of_training
 from visual_grpo.tracking.run_context import RunContext
@@ -93,6 +95,9 @@ class ParameterHooks:
         given = tree
         tree, self._taken = _of_resumed_run(tree, self._runtime)
         is_resumed = tree is not given
+        self._kept = {name: value for name, value in self._taken.items() if declared(name) & Decides.ASKED}
+        if tree.get("output") != given.get("output"):
+            self._kept["output"] = tree["output"]
         tree = _for_all_modules(tree, self._runtime)
         context.config_loader["parameters"] = tree
         self._parameters = validate(tree)
@@ -113,6 +118,8 @@ class ParameterHooks:
         """
         from visual_grpo.operations.preflight.check import check_before_run  # It imports torch.
 
+        # After `InputHooks`, which says what the command is.
+        replace(Command.current(), kept=self._kept).set_current()
         makes = pipeline.all_outputs()
         latest = require_path(catalog, "adapters")
         given = catalog.load("parameters")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from operator import index
 from pathlib import Path
 from typing import Any
 
@@ -124,9 +125,9 @@ class Model:
         """Generates one sample per record; each depends only on its record, its seed and the weights."""
         if not records:
             return []
-        if len(seeds) != len(records):
+        if len(seeds) < len(records):
             raise UserError(f"expected a seed for each record, got {len(seeds)} seeds and {len(records)} records")
-        records, seeds = [checked_record(record) for record in records], [int(seed) for seed in seeds]
+        records, seeds = [checked_record(record) for record in records], [index(seed) for seed in seeds]
         name, module = list(self.modules.items())[-1]
         model = self.part(name, sampler)
         if module.kind == "tokens":

@@ -10,7 +10,7 @@ import shutil
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +60,8 @@ class Command:
     """Dotted names and values."""
     source: str | None = None
     """The folder of the configuration, where it is not the project's."""
-    resumed_output: str | None = None
-    """``output`` of the run in the folder that ``resume`` names, where the command gives none."""
+    kept: Mapping[str, Any] = field(default_factory=dict)
+    """Parameters of the run that ``resume`` names without which no other pipeline judges its results."""
 
     @classmethod
     def current(cls) -> Command:
@@ -91,11 +91,9 @@ class Command:
     def for_pipeline(self, name: str) -> Command:
         """Returns the command for a pipeline, or several with commas; ``resume`` is kept for train only.
 
-        The others find the results of a resumed run by its ``output``.
+        The others get what is `kept` from the resumed run.
         """
-        command = self if name == "train" else self.without("resume")
-        if name != "train" and self.resumed_output is not None:
-            command = command.with_parameters({"output": self.resumed_output})
+        command = self if name == "train" else self.without("resume").with_parameters(self.kept)
         return replace(command, options=(f"--pipeline{'s' * (',' in name)}={name}",))
 
     def applying(self, remedy: Remedy) -> Command:

@@ -278,7 +278,7 @@ class ServedModel:
 def _prompts(table: pd.DataFrame) -> list[str]:
     """The prompt of each row; for t2i, MLflow has dropped all columns but the first, and called that of a list 0."""
     column = "prompt" if "prompt" in table else table.columns[0]
-    if column not in ("prompt", 0):
+    if column not in ("prompt", 0, "0"):
         raise UserError(f"expected a list of prompts, or a table with the column prompt first, got {column!r} first")
     prompts = []
     for row, (given, missing) in enumerate(zip(table[column], table[column].isna(), strict=True)):

@@ -257,7 +257,8 @@ def test_what_a_command_downloads_must_fit_on_the_disk_together(
             Path(repository, file).write_text(text)
     tree = config().model_dump() | {"rewards": {"clip_score": {"options": {"model": "someone/clip"}}}}
     hooks = ParameterHooks()
-    hooks._parameters, hooks._runtime, hooks._taken = Parameters.model_validate(tree), {}, {}
+    hooks._parameters, hooks._runtime = Parameters.model_validate(tree), {}
+    hooks._taken, hooks._kept = {}, {}
     catalog = DataCatalog({"records": MemoryDataset([PromptRecord(id="a", prompt="a cat")])})
     catalog["adapters"] = FolderDataset(filepath=str(tmp_path / "adapters"))
     hooks.after_catalog_created(catalog)

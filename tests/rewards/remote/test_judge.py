@@ -116,6 +116,8 @@ def test_what_is_no_chat_completion_is_refused(completion: Any) -> None:
         ("Score: 1 - 10 fingers are missing", 1.0),
         ("Score: 6 - 100% red", 6.0),
         ("Score: 8 and 2 dogs", 8.0),
+        ("Score: 8 or 80%", 8.0),
+        ("Score: 8 - 1 point lost for the hand", 8.0),
         ("I give it 4 stars", 4.0),
         ("Score: 6\nTo reach a score of 10 the hands would have to be right.", 6.0),
         ("Score: 6\nRating scale: 1 = bad, 10 = perfect", 6.0),
@@ -138,6 +140,13 @@ def test_a_score_is_parsed_or_there_is_none(text: str, score: float) -> None:
     several = "Alignment Score (1-5): 3.62\nStyle Score (1-5): 2\n"
     assert score_in(several + text, 1, 5, pattern) == 3.62
     assert math.isnan(score_in(text, 1, 5, pattern))
+
+
+@pytest.mark.parametrize(
+    ("text", "score"), [("8", 8.0), ("Score: 8\nBecause the", 8.0), ("It asks for 3 cubes. The", math.nan)]
+)
+def test_a_reply_that_was_cut_off_has_a_score_if_that_came_first(text: str, score: float) -> None:
+    assert score_in(text, 1, 10, cut=True) == pytest.approx(score, nan_ok=True)
 
 
 @pytest.mark.parametrize("options", [{}, {"mode": "score", "score_range": [0, 10]}])

@@ -41,7 +41,10 @@ def main(arguments: list[str] | None = None) -> int:
             except InUseError as error:
                 console.note(f"A retraining is already running: {error}.")
                 return Code.BUSY
-            return _foresee(project) if options.dry_run else _retrain(project, lock)
+            if options.dry_run:
+                release()  # A retraining may start meanwhile.
+                return _foresee(project)
+            return _retrain(project, lock)
     except (UserError, OSError) as error:  # Of the system: a checkout that cannot be written.
         ended = summary(Code.FAILED, render(error), reason=None)
         console.note(f"Error: {render(error)}\nRetraining: {ended['sentence']} (exit code {Code.FAILED})")
@@ -59,8 +62,6 @@ def _foresee(project: Project) -> int:
         console.note(f"Dry run: {Retraining(project).foreseen()}")
     except ProgramError as error:
         raise UserError(render(error)) from error
-    finally:
-        release()
     return Code.DONE
 
 

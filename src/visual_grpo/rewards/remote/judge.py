@@ -52,8 +52,8 @@ class VlmJudge(ServerReward):
         pattern: a regular expression whose group is the score in a reply; null = the number after "Score".
         source: send the image that was edited before the result; null = as the rubric needs it.
         cache: a folder in which answers are kept, found by image, question, model and settings; null = none is kept.
-        max_tokens: of a reply; null = 1 for yes_probability, 512 for a score. A reply that is cut off there has no
-            score.
+        max_tokens: of a reply; null = 1 for yes_probability, 512 for a score. A reply that is cut off there has a
+            score only if it begins with it, or ``pattern`` finds it.
         extra: further entries of the request, such as {max_completion_tokens: 1, max_tokens: null}; null removes one.
             Without them the temperature and the seed are 0.
     """
@@ -169,9 +169,7 @@ class VlmJudge(ServerReward):
         if isinstance(reply, RequestError):
             return reply
         if self.mode == "score":
-            # The score comes at the end, after other numbers.
-            text = "" if reply.cut else reply.text
-            return ScoredSample(score_in(text, self.low, self.high, self._pattern))
+            return ScoredSample(score_in(reply.text, self.low, self.high, self._pattern, cut=reply.cut))
         value, mass = yes_probability(reply.top)
         return ScoredSample(value, {"yes_or_no": mass})
 

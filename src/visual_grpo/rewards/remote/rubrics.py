@@ -18,11 +18,11 @@ LEAST_MASS = 0.1
 """Minimum of P(yes) + P(no); below it the model did not answer the question."""
 _AROUND = " \t\r\n.,:;!?\"'`*_()[]\u0120\u2581"
 """Characters around a word in a token; the last two are spaces in the vocabularies of GPT-2 and SentencePiece."""
-_COUNTED = r"[\d.,]+[ \t]*(?!(?:stars?|points?)\b)(?:[^\W\d_]|%)"
-_RANGE = rf"(?:[-–]|[ \t]+(?:to|or)[ \t]+|(?:[ \t]+and[ \t]+|[ \t]*[-–][ \t]*)(?!{_COUNTED}))\d[\d.,]*"
+_COUNTED = r"[\d.,]+[ \t]*(?!(?:stars?|points?)\b[^\w\n]*$)(?:[^\W\d_]|%)"
+_RANGE = rf"(?:[-–]|[ \t]+to[ \t]+|(?:[ \t]+(?:and|or)[ \t]+|[ \t]*[-–][ \t]*)(?!{_COUNTED}))\d[\d.,]*"
 """What makes a number a range, as in "7-8" and "between 7 and 8 points", but not in "7 - 8 fingers are missing"."""
 _AFTER_COLON, _LABELLED = (
-    re.compile(rf"(?:score|rating)\b{between}[^\d\n-]{{0,12}}(?<![.,])(-?\d*[.,]?\d+(?:{_RANGE})?)", re.IGNORECASE)
+    re.compile(rf"(?:score|rating)\b{between}[^\d\n-]{{0,12}}(?<![.,])(-?\d*[.,]?\d+(?:{_RANGE})?)", re.I | re.M)
     for between in (r"[^\w\n]*[:=]", "")
 )
 _NUMBER = re.compile(r"(?<![\w.])-?\d*\.?\d+(?![\w.]*\d)")
@@ -140,11 +140,12 @@ def yes_probability(top: Sequence[tuple[str, float]]) -> tuple[float, float]:
     return (mass["yes"] / total if total >= LEAST_MASS else math.nan), total
 
 
-def score_in(text: str, low: float, high: float, pattern: re.Pattern[str] | None = None) -> float:
+def score_in(text: str, low: float, high: float, pattern: re.Pattern[str] | None = None, *, cut: bool = False) -> float:
     """The score in a reply; NaN if there is none, several, a range, or one outside ``low`` to ``high``.
 
     That is the last match of ``pattern``; without one, the number after the last "Score:" or "Rating:", else the only
-    one after "Score" or "Rating", else the only one. "7/10" is 7 if ``high`` is 10.
+    one after "Score" or "Rating", else the only one. "7/10" is 7 if ``high`` is 10. Where the text was ``cut`` off, the
+    only number counts if there is nothing else: the score would have come at the end.
     """
     if pattern is not None:
         return _within(pattern.findall(text)[-1:], low, high)
@@ -152,7 +153,7 @@ def score_in(text: str, low: float, high: float, pattern: re.Pattern[str] | None
     scale = rf"((?<![\d.])(?<![:=])(?<![:=][ \t]){low:g}[ \t]*(?:-|–|to)|/|\bout of)[ \t]*{high:g}\b"
     text = re.sub(scale, "", text, flags=re.IGNORECASE)
     labelled = {_number(found): found for found in _LABELLED.findall(text)}.values()
-    numbers = _AFTER_COLON.findall(text)[-1:] or labelled or _NUMBER.findall(text)
+    numbers = _AFTER_COLON.findall(text)[-1:] or labelled or ([text.strip()] if cut else _NUMBER.findall(text))
     return math.nan if re.search(r"\d\s*/\s*\d", text) else _within(numbers, low, high)
 
 
