@@ -39,8 +39,8 @@ from visual_grpo.data.manifest import RecordTable
 from visual_grpo.evaluation.comparison import join
 from visual_grpo.evaluation.paired import paired_difference
 from visual_grpo.evaluation.samples import generate_and_score, plan_images, read_scores
-from visual_grpo.grpo.losses import PolicyLoss
 from visual_grpo.grpo.metrics import Clock, UpdateMetrics, step_metrics
+from visual_grpo.grpo.policy_loss import PolicyLoss
 from visual_grpo.grpo.sampling import ScoredRollout
 from visual_grpo.grpo.trainer import GRPOTrainer
 from visual_grpo.models.flow.flow_policy import FlowPolicy

@@ -17,8 +17,9 @@ from visual_grpo.common.decisions import GaussianLikelihoods
 from visual_grpo.common.types import Rollout, Scores, TrainBatch
 from visual_grpo.config import GRPOConfig
 from visual_grpo.grpo import signal_check
-from visual_grpo.grpo.losses import LOSSES, PolicyLoss
+from visual_grpo.grpo.losses import LOSSES
 from visual_grpo.grpo.optimizer import learning_rate_factor
+from visual_grpo.grpo.policy_loss import PolicyLoss
 
 PAGE = (Path(__file__).parents[1] / "docs" / "algorithms.md").read_text(encoding="utf-8")
 S = 5

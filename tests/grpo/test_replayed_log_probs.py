@@ -15,7 +15,7 @@ from tests.grpo.test_update import batch
 from tests.toys import ToyGaussianPolicy, ToyTokenPolicy, records
 from visual_grpo.common.decisions import Likelihoods
 from visual_grpo.common.types import PromptRecord, Rollout, Share
-from visual_grpo.grpo.losses import PolicyLoss
+from visual_grpo.grpo.policy_loss import PolicyLoss
 from visual_grpo.grpo.ratio_check import MAX_FACTOR, MEAN_FACTOR, TOLERANCES, RatioCheckError, check_ratio
 
 GAP = 0.02

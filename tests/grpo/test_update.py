@@ -13,8 +13,9 @@ from tests.toys import ToyTokenPolicy
 from visual_grpo.common.decisions import Likelihoods
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import PromptRecord, Rollout, Scores, TrainBatch
-from visual_grpo.grpo.losses import DPPO, GRPO, PolicyLoss
+from visual_grpo.grpo.losses import DPPO, GRPO
 from visual_grpo.grpo.metrics import UpdateMetrics
+from visual_grpo.grpo.policy_loss import PolicyLoss
 
 OLD = torch.tensor([[-1.0, -2.0, -0.5], [-0.3, -1.2, -0.7]])
 NEW = torch.tensor([[-0.8, -2.1, -9.0], [-0.3, -0.9, -0.6]])

@@ -237,7 +237,7 @@ def test_score_refuses_what_it_cannot_judge(tmp_path: Path) -> None:
     advice = r".*--params=reward=listed,rewards\.jpeg_size\.weight=1"
     videos = {"data": {"frames": 5}, "rewards": {"ssim": {"frames": "all"}}}
     for given, said in (
-        ({"rewards": {"ssim": {}}}, rf"there is no target to compare them with, as ssim would\.{advice}, "),
+        ({"rewards": {"ssim": {}}}, rf"ssim has no target to compare them with\.{advice}, "),
         (videos, rf"no target{advice},rewards\.jpeg_size\.frames=all,"),
         ({}, rf"^the rewards of the world shapes judge [^\n]*\nChoose rewards{advice}, "),
         ({"data": {"path": "mine"}}, rf"reward=auto chooses one for a training{advice}, "),

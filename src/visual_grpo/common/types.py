@@ -74,7 +74,7 @@ class PromptRecord:
 
 
 def checked_record(record: object) -> PromptRecord:
-    """Raises UserError for what is not a `PromptRecord`, such as a plain string, or has sources that are no tuple."""
+    """Raises UserError for what is not a `PromptRecord`, such as a plain string, or whose sources are not a tuple."""
     if isinstance(record, PromptRecord):
         if not isinstance(record.source_images, tuple):
             raise UserError(

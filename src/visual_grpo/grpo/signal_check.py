@@ -20,9 +20,9 @@ from torch import Tensor
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.grpo.distributed import ranks
-from visual_grpo.grpo.losses import PolicyLoss
 from visual_grpo.grpo.metrics import Clock
 from visual_grpo.grpo.optimizer import MOST_OVERFLOWS, non_finite
+from visual_grpo.grpo.policy_loss import PolicyLoss
 from visual_grpo.grpo.sampling import PromptOrder, sample_and_score
 from visual_grpo.grpo.trainer import GRPOTrainer
 

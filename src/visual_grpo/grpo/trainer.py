@@ -25,9 +25,10 @@ from visual_grpo.config import GRPOConfig
 from visual_grpo.grpo.advantages import USUAL_CLIP, combined_rewards, group_advantages
 from visual_grpo.grpo.checkpoint import tensors_under
 from visual_grpo.grpo.distributed import ranks
-from visual_grpo.grpo.losses import LOSSES, PolicyLoss, average_decay, conflicts, refuse_unfit
+from visual_grpo.grpo.losses import LOSSES, average_decay
 from visual_grpo.grpo.metrics import SAMPLER_GAP, Clock, UpdateMetrics, step_metrics
 from visual_grpo.grpo.optimizer import AdapterOptimizer, non_finite
+from visual_grpo.grpo.policy_loss import PolicyLoss, conflicts, refuse_unfit
 from visual_grpo.grpo.ratio_check import check_ratio
 from visual_grpo.grpo.sampling import PromptOrder, ScoredRollout, informative_groups, require_scored, sample_and_score
 from visual_grpo.grpo.weight_average import WeightAverage
@@ -49,7 +50,7 @@ class GRPOTrainer(Generic[T]):
     ) -> None:
         """The policy's ``dtype``, its weights' dtype, decides on loss scaling and on the floor of the ratio check.
 
-        Raises UserError for settings that exclude each other (`losses.conflicts`).
+        Raises UserError for settings that exclude each other (`policy_loss.conflicts`).
         """
         self.policy, self.scorer, self.config, self.seed, self.module = policy, scorer, config, index(seed), module
         self.dtype: str = getattr(policy, "dtype", "float32")

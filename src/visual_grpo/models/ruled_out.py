@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from visual_grpo.common.decisions import Likelihoods, Matches
 from visual_grpo.config import FlowConfig, ModelConfig, Parameters, PolicyConfig, SamplingConfig
 from visual_grpo.config.policy import FlowSettings, TokenSettings
-from visual_grpo.grpo.losses import LOSSES, conflicts, is_forward_process
+from visual_grpo.grpo.losses import LOSSES, is_forward_process
+from visual_grpo.grpo.policy_loss import conflicts
 from visual_grpo.models.family import Family
 from visual_grpo.models.module import Kind
 

@@ -56,8 +56,8 @@ def score_folder(parameters: Parameters, draft: Path) -> Path:
     scorer = build_reward_set(parameters.rewards, _weights(parameters))
     if comparing := [n for n, f in scorer.functions.items() if f.needs.target and f.judge_of is None]:
         raise UserError(
-            "score judges the pictures themselves (of records, the target images), so that there is no target to"
-            f" compare them with, as {', '.join(comparing)} would. {_choose(parameters)}"
+            "score judges pictures alone. The target images of records are what it judges, so"
+            f" {', '.join(comparing)} has no target to compare them with. {_choose(parameters)}"
         )
     scorer.check_machine()
     scorer.check_samples(videos=parameters.data.frames is not None)

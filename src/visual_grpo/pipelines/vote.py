@@ -130,7 +130,7 @@ def _report_blind(choices: Sequence[Choice], folder: Path) -> None:
     """Prints and writes how often the trained model is preferred."""
     judged = [choice for choice in choices if choice.preference is not None]
     if not judged:
-        console.note("Nobody has chosen yet, so there is no result.")
+        console.note("There is no result yet: nobody has chosen.")
         return
     chosen = [1 - (choice.preference or 0.0) for choice in judged]  # The base model's picture is the first.
     result = preference(chosen, [choice.of.unit for choice in judged])

@@ -31,7 +31,12 @@ from visual_grpo.models.model import DistributedModel, Model
 from visual_grpo.models.run_spec import RunSpec
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.training.ema import AdapterAverage
-from visual_grpo.training.likely_mistakes import equal_rewards, fewest_of_a_kind, likely_mistakes
+from visual_grpo.training.likely_mistakes import equal_rewards, likely_mistakes
+from visual_grpo.training.prompt_checks import (
+    require_evaluations,
+    require_separate_groups,
+    require_training_records,
+)
 from visual_grpo.training.resuming import ResumedRun
 from visual_grpo.training.run_checkpoints import PICTURES, Progress, RunCheckpoints
 
@@ -116,10 +121,13 @@ class TrainingRun:
 
     def run(self, callbacks: Callbacks) -> Progress:
         """Trains until ``grpo.steps`` or until a signal asks to stop; a checkpoint is written at the end of both."""
-        if not len(self.train_prompts):
-            raise UserError("The dataset has no training records. Add records, and prepare them again.")
-        self._check_units()
-        self._check_groups()
+        require_training_records(self.train_prompts)
+        units, monitor = self._units(), self.monitor
+        drawn = ranks.broadcast(lambda: monitor and monitor.files(self.eval_prompts))  # Only rank 0 has a monitor.
+        compared = [unit for unit, file in zip(units, drawn or units, strict=True) if file]
+        require_evaluations(self.config, units, compared)
+        if self.scorer.without_judges().needs_whole_groups:
+            require_separate_groups(self.spec, self.train_prompts)
         if not self.checkpoints.resume(callbacks.note):
             for warning in likely_mistakes(self.spec, self.model, self.train_prompts, self.eval_prompts):
                 callbacks.note(f"Warning: {warning}")
@@ -134,41 +142,6 @@ class TrainingRun:
         self.stopped_by = stop.by
         self.checkpoints.save_if_changed()
         return self.progress
-
-    def _check_units(self) -> None:
-        """Raises UserError where what may end the training has too few eval prompts to ever do so."""
-        units, monitor, action = self._units(), self.monitor, self.config.alarm.action
-        compared = ranks.broadcast(  # Only rank 0 has a monitor.
-            lambda: (
-                [unit for unit, file in zip(units, monitor.files(self.eval_prompts), strict=True) if file]
-                if monitor
-                else units
-            )
-        )
-        for name, is_on, found, off in (
-            ("train.early_stopping_patience", self.config.train.early_stopping_patience, units, "leave it out"),
-            (f"alarm.action={action}", action != "warn", compared, "set it to warn"),
-        ):
-            if is_on and len(set(found)) < 2:
-                raise UserError(
-                    f"{name} needs at least 2 eval prompts, with different images, to compare evaluations; there"
-                    f" are {len(set(found))}. Raise data.eval_share, evaluation.prompts or"
-                    f" evaluation.max_prompts, or {off}."
-                )
-
-    def _check_groups(self) -> None:
-        """Raises UserError where a reward that compares samples would take several groups of one prompt for one."""
-        if not self.scorer.without_judges().needs_whole_groups:
-            return
-        fewest, of_kind = fewest_of_a_kind(self.train_prompts)
-        for grpo in map(self.config.grpo_of, self.spec.modules):
-            at_once = min(grpo.prompts_per_step, grpo.rollout_prompts or grpo.prompts_per_step)
-            if fewest == 1 and at_once > 1:
-                raise UserError(
-                    "A reward compares the samples of a prompt with each other, and would take the"
-                    f" {at_once} groups that a rollout has of the only training prompt{of_kind} for one. Set"
-                    f" grpo.{'prompts_per_step' if self.spec.joint else 'rollout_prompts'}=1, or add prompts."
-                )
 
     def _train(self, callbacks: Callbacks, stop: StopRequest) -> None:
         if (why := self._why_ended()) is not None:

@@ -52,7 +52,7 @@ class Sd3:
         if max(size) > largest:
             raise UserError(
                 f"A picture of {size[0]} x {size[1]} is too large: this model has positions for {largest} pixels a"
-                " side. Lower data.height and data.width, or those of sampling.rollout if they are larger."
+                " side. Lower data.height and data.width, and sampling.rollout.height and .width where they are set."
             )
 
     def schedule(self, steps: int) -> Schedule:

@@ -49,7 +49,7 @@ class Pair:
 
     @property
     def is_identical(self) -> bool:
-        """Whether there is nothing to choose: a picture's name is of its content."""
+        """True if both pictures are the same, which are named by their content."""
         return self.first == self.second
 
     @classmethod
