@@ -77,10 +77,10 @@ def collect_votes(
         become = "counted as ties, without asking" if parameters.vote.source == AB else "left out: they teach nothing"
         console.note(f"The two pictures are identical in {where}, {become}.")
     _vote(parameters.vote, ballot, present.with_suffix(".html"))
-    if parameters.vote.source == AB:
-        _report_blind(ballot.standing(), draft)
-    else:
+    if parameters.vote.source != AB:
         _fit_head(file)
+    elif ballot.pairs:  # Where all are identical, that is the result.
+        _report_blind(ballot.standing(), draft)
     standing = read_choices(file).standing
     write_csv(draft / "choices.csv", _table(standing))
     write_csv(draft / "scores.csv", family_scores(standing))
